@@ -1,0 +1,95 @@
+"""cluster.toml: the machine, measured or described: one kind of device and what joins the devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Positive = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class MatmulPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured product [m, k] x [k, n]."""
+
+    m: Positive
+    k: Positive
+    n: Positive
+    seconds: PositiveFloat
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the host adds to every decoder layer it launches, whatever its size (analytic-model: host time)."""
+
+    forward_layer_s: NonNegative
+    """A layer of a forward pass without gradients."""
+    decode_layer_s: NonNegative
+    """A layer of a decode step: one token a sequence, with a KV cache."""
+    train_layer_s: NonNegative
+    """A layer of a forward and backward pass together."""
+    optimizer_tensor_s: NonNegative
+    """One parameter tensor of an optimizer step."""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One device: here what a worker process is pinned to."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    memory_bytes: Positive
+    bytes_per_value: Positive = 4
+    """Width of weights and activations: 4 for float32."""
+    base_memory_bytes: Annotated[int, Meta(ge=0)]
+    """What a worker occupies before it holds any model."""
+    memory_bandwidth: PositiveFloat
+    """Bytes per second, read and write together."""
+    host: Host
+    matmul: Annotated[tuple[MatmulPoint, ...], Meta(min_length=4)]
+    """The measured curve that the roofline is fitted to."""
+
+
+class CollectivePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured collective."""
+
+    op: Literal["all_reduce", "broadcast"]
+    ranks: Annotated[int, Meta(ge=2)]
+    bytes: Positive
+    seconds: PositiveFloat
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One level of the hierarchy: `size` members of the level below it joined by a link."""
+
+    name: str
+    size: Positive
+    latency_s: PositiveFloat
+    """Time of the smallest message between two members."""
+    bandwidth: PositiveFloat
+    """Bytes per second and member."""
+    collectives: tuple[CollectivePoint, ...] = ()
+    """Measured points; where there are none, latency and bandwidth are used."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of cluster.toml."""
+
+    name: str
+    fingerprint: str
+    """Identity of the hardware that was measured: traces of other hardware are not mixed with this one's."""
+    device: Device
+    levels: Annotated[tuple[Level, ...], Meta(min_length=1)]
+    call_s: NonNegative
+    """Time between telling a worker to do something and its starting."""
+    process_start_s: NonNegative
+    """Time from asking for a worker process until it answers."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in the whole cluster."""
+        total = 1
+        for level in self.levels:
+            total *= level.size
+        return total

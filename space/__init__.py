@@ -1,0 +1,1 @@
+"""The design space: axes of a plan, enumeration into arrays, and named presets."""
