@@ -22,16 +22,23 @@ class MatmulPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the host adds to every decoder layer it launches, whatever its size (analytic-model: host time)."""
+    """Time that launching costs whatever the tensors' size: measured on models too small for anything else."""
 
-    forward_layer_s: NonNegative
-    """A layer of a forward pass without gradients."""
+    decode_step_s: NonNegative
+    """A decode step of an engine, without its layers."""
     decode_layer_s: NonNegative
-    """A layer of a decode step: one token a sequence, with a KV cache."""
+    """A layer of a decode step."""
+    decode_sequence_s: NonNegative
+    """A live sequence in a decode step."""
+    forward_s: NonNegative
+    """A forward pass without gradients, without its layers."""
+    forward_layer_s: NonNegative
+    train_s: NonNegative
+    """A forward and backward pass, without its layers."""
     train_layer_s: NonNegative
-    """A layer of a forward and backward pass together."""
-    optimizer_tensor_s: NonNegative
-    """One parameter tensor of an optimizer step."""
+    optimizer_s: NonNegative
+    """An optimizer step, without its tensors' size."""
+    optimizer_layer_s: NonNegative
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +52,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     base_memory_bytes: Annotated[int, Meta(ge=0)]
     """What a worker occupies before it holds any model."""
     memory_bandwidth: PositiveFloat
-    """Bytes per second, read and write together."""
+    """Bytes per second of an elementwise operation on a few MB, read and written bytes together."""
+    attention_flops: PositiveFloat
+    """FLOP per second of the attention core on a training micro-batch."""
     host: Host
     matmul: Annotated[tuple[MatmulPoint, ...], Meta(min_length=4)]
     """The measured curve that the roofline is fitted to."""

@@ -67,6 +67,12 @@ class Stage:
         """Unique within an RPEG; traces and reports use it."""
         return "+".join(self.ops)
 
+    @property
+    def key(self) -> str:
+        """What the stage's time is modelled and compared under: an update costs the same with the old log-probs
+        folded in."""
+        return Op.UPDATE_ACTOR if Op.UPDATE_ACTOR in self.ops else self.name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataEdge:

@@ -1,0 +1,197 @@
+"""Seconds of each stage per RL step, on arrays of plans.
+
+A layer costs its matrix products (roofline), the attention core, elementwise traffic,
+and the host's launches. A pass costs its micro-batches; generation costs its decode
+steps, by the identity that whatever the schedule, the sum of the batch sizes over all
+steps is the sum of the response lengths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.comm import collective_seconds
+from analytic.device import Roofline, fit_roofline
+from analytic.lengths import LengthModel, length_model
+from analytic.priors import priors
+from ir.batch import PlanBatch
+from ir.cluster import Cluster
+from ir.job import Job
+
+Float = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What all plans of a batch share, fitted once."""
+
+    job: Job
+    cluster: Cluster
+    roofline: Roofline
+    lengths: LengthModel
+
+
+def setup(job: Job, cluster: Cluster) -> Setup:
+    """Fit the device's curves and take the job's lengths."""
+    return Setup(job=job, cluster=cluster, roofline=fit_roofline(cluster.device), lengths=length_model(job))
+
+
+def forward_seconds(s: Setup, tokens: Float, squares: Float, head_tokens: Float) -> Float:
+    """One forward pass without launches. `tokens` go through the layers, `squares` is the sum of squared padded
+    lengths, `head_tokens` go through the output head."""
+    layer = _layer_seconds(s, tokens) + _attention_seconds(s, squares)
+    return s.job.actor.layers * layer + _head_seconds(s, head_tokens)
+
+
+def _layer_seconds(s: Setup, tokens: Float) -> Float:
+    """Products and elementwise traffic of a layer over so many tokens."""
+    shape, p = s.job.actor, priors()
+    products = sum((s.roofline.matmul(tokens, k, n) for k, n in shape.matmuls_per_layer), np.zeros_like(tokens))
+    heads = shape.attention_width + shape.kv_width
+    values = p.hidden_passes * shape.hidden + p.head_passes * heads + p.ffn_passes * shape.ffn
+    return products + tokens * values * s.roofline.bytes_per_value / s.cluster.device.memory_bandwidth
+
+
+def _attention_seconds(s: Setup, squares: Float) -> Float:
+    """Causal attention core of a layer: 4 x width x length^2 FLOP a sequence, half of it masked."""
+    return 2.0 * s.job.actor.attention_width * squares / s.cluster.device.attention_flops
+
+
+def _head_seconds(s: Setup, tokens: Float) -> Float:
+    shape = s.job.actor
+    softmax = 6.0 * tokens * shape.vocab * s.roofline.bytes_per_value / s.cluster.device.memory_bandwidth
+    return s.roofline.matmul(tokens, shape.hidden, shape.vocab) + softmax
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a step's generation costs an engine."""
+
+    busy_s: Float
+    """Seconds an engine decodes per RL step: with the drain at the end of a step if the bound is 0, without it if
+    the next step's sequences fill the slots."""
+    latency_s: Float
+    """Seconds from a step's first sequence to its last."""
+    batch: Float
+    """Mean live sequences."""
+
+
+def generate(s: Setup, b: PlanBatch) -> Generation:
+    """Rollout with continuous batching (decode planes, makespan by order statistics)."""
+    engines = b.generate_devices.astype(float)
+    count = s.job.workload.sequences / engines
+    response = s.lengths.response
+    slots = np.minimum(b.concurrency, np.ceil(count))
+    saturated = count * response.mean / slots
+    longest = response.largest_of(np.maximum(count, 1.0))
+    # One wave lasts as long as its longest sequence; else slots are saturated first and drain at the end.
+    residual = response.second_moment / (2.0 * response.mean)
+    drained = np.where(
+        b.concurrency >= count, longest, np.maximum(longest, saturated - residual + response.largest_of(slots))
+    )
+    ahead = b.staleness > 0
+    in_flight = np.where(ahead, np.minimum(b.concurrency, count * (1 + b.staleness)), slots)
+    steps = np.where(ahead, count * response.mean / in_flight, drained)
+    fixed, per_sequence, per_key = _decode_planes(s)
+    prompt = s.lengths.prompt.mean
+    keys = np.where(
+        ahead,
+        count * response.mean * (prompt + response.largest_of(in_flight)),
+        count * (prompt * response.mean + response.second_moment / 2.0),
+    )
+    prefill = _prefill_seconds(s, count / s.job.workload.samples_per_prompt)
+    busy = steps * fixed + count * response.mean * per_sequence + keys * per_key + prefill
+    step_s = np.divide(busy, np.maximum(steps, 1.0))
+    latency = np.where(ahead, np.maximum(busy, longest * step_s), busy)
+    return Generation(busy_s=busy, latency_s=latency, batch=count * response.mean / np.maximum(steps, 1.0))
+
+
+def _decode_planes(s: Setup) -> tuple[float, float, float]:
+    """(seconds a step, seconds a live sequence, seconds a live sequence and key) of decoding."""
+    host, shape = s.cluster.device.host, s.job.actor
+    zero, one = np.zeros(1), np.ones(1)
+    weights = float(shape.layers * _layer_seconds(s, zero)[0] + _head_seconds(s, zero)[0])
+    token = float(shape.layers * _layer_seconds(s, one)[0] + _head_seconds(s, one)[0]) - weights
+    fixed = host.decode_step_s + shape.layers * host.decode_layer_s + weights
+    # Keys and values are read once and, for grouped queries, written and read once more per query head.
+    copies = 1.0 + 2.0 * shape.heads / shape.kv_heads * (shape.heads > shape.kv_heads)
+    key = shape.kv_bytes_per_token(s.roofline.bytes_per_value) * copies / s.cluster.device.memory_bandwidth
+    return fixed, host.decode_sequence_s + token, key
+
+
+def _prefill_seconds(s: Setup, prompts: Float) -> Float:
+    host, layers = s.cluster.device.host, s.job.actor.layers
+    length = s.lengths.prompt.largest_of(np.maximum(prompts, 1.0))
+    launches = host.forward_s + layers * host.forward_layer_s
+    return launches + forward_seconds(s, prompts * length, prompts * length**2, prompts)
+
+
+def logprob_pass(s: Setup, b: PlanBatch) -> Float:
+    """Forward pass of one model over the batch, on every device of the training pool."""
+    count = -(-s.job.workload.sequences // b.train_devices)
+    return _passes(s, count, np.minimum(b.logprob_micro_batch, count))
+
+
+def streamed_pass(s: Setup, b: PlanBatch) -> Float:
+    """As `logprob_pass`, a prompt's group at a time: micro-batches cannot be larger than a rank's share of a group."""
+    members = s.job.workload.samples_per_prompt
+    count = -(-s.job.workload.sequences // b.train_devices)
+    share = np.maximum(members // b.train_devices, 1)
+    return _passes(s, count, np.minimum(b.logprob_micro_batch, share))
+
+
+def _passes(s: Setup, count: NDArray[np.int64], size: NDArray[np.int64]) -> Float:
+    host, total = s.cluster.device.host, s.lengths.total
+    batches = -(-count // size)
+    launches = batches * (host.forward_s + s.job.actor.layers * host.forward_layer_s)
+    tokens, squares = total.padded(count, size), total.padded_squares(count, size)
+    return launches + _many(s, batches, tokens, squares, count * s.lengths.response.mean)
+
+
+def _many(s: Setup, batches: NDArray[np.int64], tokens: Float, squares: Float, head: Float) -> Float:
+    """Forward time of several micro-batches: weights are read in each."""
+    once = forward_seconds(s, np.zeros(1), np.zeros(1), np.zeros(1))[0]
+    return forward_seconds(s, tokens, squares, head) + (batches - 1) * once
+
+
+def update(s: Setup, b: PlanBatch) -> Float:
+    """Optimizer steps of the actor: forward, backward, recomputation, gradient all-reduce, Adam."""
+    workload, host, shape, p = s.job.workload, s.cluster.device.host, s.job.actor, priors()
+    count = workload.sequences // workload.minibatches // b.dp
+    size = np.minimum(b.update_micro_batch, count)
+    batches = -(-count // size)
+    total = s.lengths.total
+    forward = _many(
+        s, batches, total.padded(count, size), total.padded_squares(count, size), count * s.lengths.response.mean
+    )
+    launches = batches * (
+        host.train_s + shape.layers * (host.train_layer_s + b.recompute * host.forward_layer_s)
+    )
+    compute = forward * (1.0 + p.backward_ratio + b.recompute)
+    gradients = shape.parameters * 4
+    reduce = collective_seconds(s.cluster.levels[0], "all_reduce", gradients, b.dp)
+    adam = (
+        host.optimizer_s
+        + shape.layers * host.optimizer_layer_s
+        + p.optimizer_values * gradients / s.cluster.device.memory_bandwidth
+    )
+    return s.job.updates_per_step * (launches + compute + reduce + adam)
+
+
+def sync(s: Setup, b: PlanBatch) -> Float:
+    """Weights to where they are needed: nowhere if all ranks trained, else by broadcast or through host memory."""
+    size = s.job.actor.parameters * 4
+    inside = np.where(
+        b.dp < b.train_devices, collective_seconds(s.cluster.levels[0], "broadcast", size, b.train_devices), 0.0
+    )
+    # Flattened, put into shared memory, read and copied into place: each a read and a write.
+    across = np.where(b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth)
+    return inside + across
+
+
+def reward(s: Setup, b: PlanBatch) -> Float:
+    """Verifying responses, divided over the training pool."""
+    return s.job.workload.sequences / b.train_devices * priors().reward_s

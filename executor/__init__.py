@@ -1,0 +1,1 @@
+"""Real runs of an RPEG on this machine: Ray for processes, torch for models."""

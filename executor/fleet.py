@@ -1,0 +1,187 @@
+"""Ray processes of this machine: pools as placement groups, devices as pinned worker actors, kept warm between runs.
+
+A pool that another run needs in the same shape is reused as it is. An idle pool
+takes memory but no core, so on CPUs several pools may share the devices as long as
+only one run's pools work; GPUs are held exclusively, and an idle pool that is in
+the way is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from executor.worker import DeviceWorker
+from ir.graph import PoolSpan
+
+WARM_POOLS_PER_DEVICE = 4
+"""Warm worker processes that may be pinned to one CPU device: colocated, rollout and training pools of a few
+shapes. Each occupies some hundred MB while idle."""
+
+START_TIMEOUT_S = 120.0
+"""Longest wait for a worker process to come up: imports on a cold disk take most of it."""
+
+RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(slots=True)
+class Pool:
+    """A placement group and its workers, in rank order."""
+
+    span: PoolSpan
+    group: PlacementGroup
+    workers: list[ActorHandle[DeviceWorker]]
+    pids: list[int]
+    start_seconds: float
+    """From asking for the processes until all answered."""
+    idle_bytes: int
+    """Largest memory of a worker before it held a model."""
+    last_used: float = field(default_factory=time.monotonic)
+
+
+class Fleet:
+    """The worker processes of one tuner. Use as a context manager: leaving it ends every process."""
+
+    def __init__(self, devices: int, kind: str = "cpu") -> None:
+        self._devices = devices
+        self._kind = kind
+        self._pools: dict[tuple[str, tuple[int, ...]], Pool] = {}
+
+    def __enter__(self) -> Fleet:
+        os.environ.update(RAY_ENVIRONMENT)
+        logical = self._devices * (WARM_POOLS_PER_DEVICE if self._kind == "cpu" else 1)
+        ray.init(
+            address="local",
+            num_cpus=logical,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+            object_store_memory=256 * 2**20,
+            _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
+        )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process that was started, at once if need be."""
+        children = psutil.Process().children(recursive=True)
+        for pool in self._pools.values():
+            _kill(pool.pids)
+        self._pools.clear()
+        ray.shutdown()
+        for process in psutil.wait_procs(children, timeout=1.0)[1]:
+            process.kill()
+
+    def acquire(self, spans: Sequence[PoolSpan]) -> tuple[list[Pool], bool]:
+        """The pools of a run, and whether all of them were warm."""
+        keys = [(span.name, span.device_ids) for span in spans]
+        warm = all(key in self._pools for key in keys)
+        for key, span in zip(keys, spans, strict=True):
+            if key not in self._pools:
+                self._make_room(span, keep=keys)
+                self._pools[key] = self._start(span)
+            self._pools[key].last_used = time.monotonic()
+        return [self._pools[key] for key in keys], warm
+
+    def discard(self, pools: Sequence[Pool]) -> None:
+        """End pools after a failure: the state of their workers is unknown."""
+        for pool in pools:
+            _kill(pool.pids)
+            remove_placement_group(pool.group)
+            self._pools = {key: kept for key, kept in self._pools.items() if kept is not pool}
+
+    def _make_room(self, span: PoolSpan, keep: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        """End the longest idle pools while too many processes share a device of `span`."""
+        limit = WARM_POOLS_PER_DEVICE if self._kind == "cpu" else 1
+        for device in span.device_ids:
+            sharing = [(k, p) for k, p in self._pools.items() if device in k[1]]
+            idle = sorted((p for k, p in sharing if k not in keep), key=lambda p: p.last_used)
+            self.discard(idle[: max(len(sharing) + 1 - limit, 0)])
+
+    def _start(self, span: PoolSpan) -> Pool:
+        begun = time.monotonic()
+        resource = "CPU" if self._kind == "cpu" else "GPU"
+        bundles = [{resource: 1.0} for _ in span.device_ids]
+        group = placement_group(bundles, strategy="PACK")
+        ray.get(group.ready(), timeout=START_TIMEOUT_S)
+        workers = [self._worker(group, rank, device) for rank, device in enumerate(span.device_ids)]
+        replies = ray.get([worker.ready.remote() for worker in workers], timeout=START_TIMEOUT_S)
+        took = time.monotonic() - begun
+        address = f"127.0.0.1:{_free_port()}"
+        ray.get(
+            [w.join.remote(rank=rank, size=len(workers), address=address) for rank, w in enumerate(workers)],
+            timeout=START_TIMEOUT_S,
+        )
+        return Pool(
+            span=span,
+            group=group,
+            workers=workers,
+            pids=[pid for pid, _ in replies],
+            start_seconds=took,
+            idle_bytes=max(size for _, size in replies),
+        )
+
+    def _worker(self, group: PlacementGroup, rank: int, device: int) -> ActorHandle[DeviceWorker]:
+        options: dict[str, Any] = {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+            "num_cpus": 1 if self._kind == "cpu" else 0,
+            "num_gpus": 1 if self._kind == "cuda" else 0,
+            "max_restarts": 0,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}},
+        }
+        cores = [device_core(device)] if self._kind == "cpu" else []
+        actor = ray.remote(DeviceWorker).options(**options)
+        return actor.remote(device_id=device, cores=cores, kind=self._kind)
+
+
+def device_core(device: int) -> int:
+    """The core that a CPU device is: the device-th that this process may use."""
+    return sorted(os.sched_getaffinity(0))[device]
+
+
+def on_this_machine() -> tuple[str, int]:
+    """(kind, number) of devices here: GPUs if there are any, else cores."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda", torch.cuda.device_count()
+    return "cpu", len(os.sched_getaffinity(0))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        _quietly(lambda pid=pid: os.kill(pid, signal.SIGKILL))
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except ProcessLookupError:
+        return

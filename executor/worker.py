@@ -1,0 +1,333 @@
+"""A device: one process, pinned to its cores or its GPU, that holds models and does what the controller says.
+
+A worker knows no plan. It is told a setting once per run, and then answers
+generate calls and visits one at a time, in the order in which they arrive.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from executor.engine import Engine
+from executor.grpo import group_advantages
+from executor.memory import Memory
+from executor.records import Finding, GenerateReply, Request, Row, Sample, VisitReply
+from executor.tasks import Prompt, encode_prompt, prompts, verify
+from executor.trainer import Trainer, score
+from ir.graph import Op
+from ir.job import Algorithm, Workload
+from traces.schema import Span
+
+Weights = NDArray[np.float32]
+
+SLICE_SECONDS = 0.1
+"""Longest time an engine decodes before it looks for new weights and new prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a worker needs to know about a run."""
+
+    run_id: str
+    pool: str
+    model_path: str
+    algorithm: Algorithm
+    workload: Workload
+    slots: int
+    """KV-cache rows if this worker generates, else 0."""
+    trains: bool
+    refers: bool
+    """Whether this worker holds the reference."""
+    memory_limit: int
+    """Bytes this worker may occupy."""
+    started: float
+    """time.time() at which the run started: spans count from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How a visit is to be done on this rank."""
+
+    ops: tuple[Op, ...]
+    step: int
+    micro_batch: int
+    recompute: bool
+    ranks: int
+    """Ranks that take part; the update sums gradients over them."""
+    minibatch_tokens: tuple[int, ...] = ()
+    """Response tokens of each minibatch over all ranks."""
+    epochs: int = 1
+
+
+class DeviceWorker:
+    """The methods that the runtime calls through Ray. Times are of this process; everything else is an argument."""
+
+    def __init__(self, *, device_id: int, cores: Sequence[int], kind: str) -> None:
+        if cores:
+            os.sched_setaffinity(0, cores)
+        torch.set_num_threads(max(len(cores), 1))
+        self._device_id = device_id
+        self._device = torch.device(kind)
+        self._memory = Memory(self._device)
+        self._model_path = ""
+        self._initial: Weights = np.empty(0, dtype=np.float32)
+        self._rank = 0
+        self._groups: dict[int, dist.ProcessGroup] = {}
+
+    def ready(self) -> tuple[int, int]:
+        """(process id, bytes occupied), once the process is up."""
+        return os.getpid(), self._memory.now()
+
+    def join(self, *, rank: int, size: int, address: str) -> None:
+        """Form the pool's torch.distributed mesh; `address` is host:port of rank 0's store."""
+        self._rank = rank
+        if size == 1:
+            return
+        backend = "nccl" if self._device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size)
+        # Every possible number of training ranks, so that plans can change it without a new mesh.
+        for ranks in (1 << i for i in range(1, size.bit_length())):
+            self._groups[ranks] = dist.new_group(list(range(ranks)))
+        self._groups[size] = dist.group.WORLD
+
+    def begin(self, setting: Setting) -> None:
+        """Get ready for a run: initial weights, fresh optimizer, empty cache."""
+        self._setting = setting
+        self._load(setting.model_path)
+        self._trainer = None
+        self._engine = None
+        self._reference = None
+        self._memory.reset(setting.memory_limit)
+        self._assign(self._actor, self._initial)
+        workload = setting.workload
+        if setting.trains:
+            self._trainer = Trainer(self._actor, setting.algorithm, temperature=workload.temperature)
+        if setting.refers:
+            self._reference = copy.deepcopy(self._actor).requires_grad_(False)
+        if setting.slots:
+            self._engine = Engine(
+                self._actor,
+                slots=setting.slots,
+                max_prompt_tokens=workload.max_prompt_tokens,
+                max_response_tokens=workload.max_response_tokens,
+                temperature=workload.temperature,
+                stop_token=self._tokenizer.eos_token_id,
+                seed=workload.seed + 1_000_003 * (self._device_id + 1),
+            )
+        self._open: dict[int, int] = {}
+        self._prompts: dict[int, Prompt] = {}
+        self._memory.check()
+
+    def _load(self, path: str) -> None:
+        if path == self._model_path:
+            return
+        self._tokenizer = AutoTokenizer.from_pretrained(path)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        self._actor: PreTrainedModel = model.to(self._device).eval()
+        self._initial = self._flatten(self._actor)
+        self._model_path = path
+
+    def peak_bytes(self) -> int:
+        """Most bytes occupied since the run began."""
+        return self._memory.peak()
+
+    # Generation
+
+    def generate(
+        self, *, groups: Sequence[int], step: int, version: int, weights: Weights | None, drain: bool
+    ) -> GenerateReply:
+        """Decode. Loads `weights` first if given. Returns when everything is finished (`drain`), or else when a
+        group is finished, slots are free for more, or a time slice is over."""
+        assert self._engine is not None
+        spans = []
+        if weights is not None:
+            with self._span(step, Op.SYNC_WEIGHTS, spans):
+                self._assign(self._actor, weights)
+        self._engine.version = version
+        finished: list[Sample] = []
+        with self._span(step, Op.GENERATE, spans) as count:
+            self._engine.submit(self._requests(groups))
+            deadline = time.monotonic() + SLICE_SECONDS
+            while not self._engine.idle:
+                samples = self._engine.step()
+                finished += samples
+                self._memory.check()
+                if not drain and (self._closes(samples) or time.monotonic() > deadline):
+                    break
+            count(len(finished), sum(len(s.response) for s in finished))
+        return GenerateReply(samples=tuple(finished), spans=tuple(spans))
+
+    def _requests(self, groups: Sequence[int]) -> list[Request]:
+        workload = self._setting.workload
+        requests = []
+        for group in groups:
+            (prompt,) = prompts(workload, first=group, count=1)
+            tokens = np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[-workload.max_prompt_tokens :]
+            self._open[group] = workload.samples_per_prompt
+            requests += [
+                Request(group=group, member=member, prompt=tokens)
+                for member in range(workload.samples_per_prompt)
+            ]
+        return requests
+
+    def _closes(self, samples: Sequence[Sample]) -> bool:
+        """Whether these samples finish a group."""
+        closed = False
+        for sample in samples:
+            self._open[sample.group] -= 1
+            if not self._open[sample.group]:
+                del self._open[sample.group]
+                closed = True
+        return closed
+
+    # Visits
+
+    def visit(self, call: Call, minibatches: Sequence[Sequence[Row]]) -> VisitReply:
+        """Do the operations of a stage on this rank's rows, in order."""
+        spans: list[Span] = []
+        rows = [row for batch in minibatches for row in batch]
+        with self._span(call.step, "+".join(call.ops), spans) as count:
+            count(len(rows), sum(row.sample.num_tokens for row in rows))
+            if Op.UPDATE_ACTOR in call.ops:
+                metrics = self._update(call, minibatches)
+                reply = VisitReply(metrics=metrics)
+            else:
+                reply = VisitReply(findings=tuple(self._findings(call, rows)))
+            self._memory.check()
+        return VisitReply(findings=reply.findings, metrics=reply.metrics, spans=tuple(spans))
+
+    def _findings(self, call: Call, rows: Sequence[Row]) -> list[Finding]:
+        if call.ops == (Op.REWARD,):
+            return [Finding(key=row.sample.key, reward=self._reward(row.sample)) for row in rows]
+        if call.ops == (Op.ADVANTAGE,):
+            return _advantages(rows)
+        models = [self._model_of(op) for op in call.ops]
+        samples = [row.sample for row in rows]
+        workload = self._setting.workload
+        found = score(models, samples, micro_batch=call.micro_batch, temperature=workload.temperature)
+        by_op = dict(zip(call.ops, found, strict=True))
+        return [
+            Finding(
+                key=sample.key,
+                reference_logprob=by_op.get(Op.REFERENCE_LOGPROB, {}).get(sample.key),
+                old_logprob=by_op.get(Op.OLD_LOGPROB, {}).get(sample.key),
+            )
+            for sample in samples
+        ]
+
+    def _model_of(self, op: Op) -> PreTrainedModel:
+        if op is Op.OLD_LOGPROB:
+            return self._actor
+        assert op is Op.REFERENCE_LOGPROB and self._reference is not None
+        return self._reference
+
+    def _reward(self, sample: Sample) -> float:
+        (prompt,) = prompts(self._setting.workload, first=sample.group, count=1)
+        return verify(prompt, self._tokenizer.decode(sample.response, skip_special_tokens=True))
+
+    def _update(self, call: Call, minibatches: Sequence[Sequence[Row]]) -> dict[str, float]:
+        assert self._trainer is not None
+        reduce = self._reduce(call.ranks) if call.ranks > 1 else None
+        metrics: dict[str, float] = {}
+        for _ in range(call.epochs):
+            for rows, tokens in zip(minibatches, call.minibatch_tokens, strict=True):
+                metrics = self._trainer.update(
+                    rows, tokens=tokens, micro_batch=call.micro_batch, recompute=call.recompute, reduce=reduce
+                )
+                self._memory.check()
+        return metrics
+
+    def _reduce(self, ranks: int) -> Callable[[Tensor], None]:
+        group = self._groups[ranks]
+
+        def reduce(tensor: Tensor) -> None:
+            dist.all_reduce(tensor, group=group)
+
+        return reduce
+
+    # Weights
+
+    def publish(self, step: int) -> tuple[Weights, tuple[Span, ...]]:
+        """The actor's weights in one block, for other pools."""
+        spans: list[Span] = []
+        with self._span(step, Op.SYNC_WEIGHTS, spans):
+            weights = self._flatten(self._actor)
+        return weights, tuple(spans)
+
+    def broadcast(self, step: int) -> tuple[Span, ...]:
+        """Bring the weights of rank 0 to the ranks of this pool that did not train."""
+        spans: list[Span] = []
+        with self._span(step, Op.SYNC_WEIGHTS, spans):
+            flat = torch.from_numpy(self._flatten(self._actor)).to(self._device)
+            dist.broadcast(flat, src=0)
+            self._assign(self._actor, flat.cpu().numpy())
+        return tuple(spans)
+
+    def _flatten(self, model: PreTrainedModel) -> Weights:
+        return np.concatenate([p.detach().reshape(-1).float().cpu().numpy() for p in model.parameters()])
+
+    @torch.no_grad()
+    def _assign(self, model: PreTrainedModel, weights: Weights) -> None:
+        offset = 0
+        for parameter in model.parameters():
+            block = weights[offset : offset + parameter.numel()]
+            parameter.copy_(torch.from_numpy(block.copy()).view_as(parameter))
+            offset += parameter.numel()
+        assert offset == len(weights), "weights of another model"
+
+    @contextmanager
+    def _span(self, step: int, stage: str, spans: list[Span]) -> Iterator[Callable[[int, int], None]]:
+        size = [0, 0]
+
+        def count(sequences: int, tokens: int) -> None:
+            size[:] = [sequences, tokens]
+
+        start = time.time()
+        yield count
+        spans.append(
+            Span(
+                run_id=self._setting.run_id,
+                step=step,
+                stage=stage,
+                pool=self._setting.pool,
+                device=self._device_id,
+                start_s=start - self._setting.started,
+                end_s=time.time() - self._setting.started,
+                sequences=size[0],
+                tokens=size[1],
+            )
+        )
+
+
+def _advantages(rows: Sequence[Row]) -> list[Finding]:
+    groups: dict[int, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.sample.group, []).append(row)
+    return [
+        Finding(key=row.sample.key, advantage=float(advantage))
+        for members in groups.values()
+        for row, advantage in zip(members, group_advantages([_reward_of(r) for r in members]), strict=True)
+    ]
+
+
+def _reward_of(row: Row) -> float:
+    assert row.reward is not None
+    return row.reward
+
+
+def model_directory(path: Path) -> str:
+    """How a model is named to workers."""
+    return str(path.resolve())

@@ -1,0 +1,1 @@
+"""The search: which plan to run next, when a run is losing, and when to stop."""
