@@ -12,7 +12,9 @@ from ir.cluster import Level
 Float = NDArray[np.float64]
 
 
-def collective_seconds(level: Level, op: Literal["all_reduce", "broadcast"], size: float, ranks: NDArray[np.int64]) -> Float:
+def collective_seconds(
+    level: Level, op: Literal["all_reduce", "broadcast"], size: float, ranks: NDArray[np.int64]
+) -> Float:
     """Seconds of a collective of `size` bytes over each number of ranks; 0 for one rank.
 
     Between measured sizes log-log interpolation, beyond them alpha-beta (Hockney 1994) from the nearest point;

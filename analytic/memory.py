@@ -43,8 +43,7 @@ def memory(s: Setup, b: PlanBatch) -> Memory:
         "reference": reference,
         # Gradients and two moments; the all-reduce flattens the gradients once more.
         "optimizer": weights * (3.0 + (b.dp > 1)),
-        "kv_cache": b.concurrency
-        * float(s.job.workload.max_tokens * shape.kv_bytes_per_token(width)),
+        "kv_cache": b.concurrency * float(s.job.workload.max_tokens * shape.kv_bytes_per_token(width)),
         "activations": np.maximum(_update_activations(s, b), _logprob_activations(s, b)),
         # A published copy of the weights, flattened and in transit.
         "sync": 2.0 * weights * (b.colocated == 0),

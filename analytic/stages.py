@@ -49,7 +49,9 @@ def forward_seconds(s: Setup, tokens: Float, squares: Float, head_tokens: Float)
 def _layer_seconds(s: Setup, tokens: Float) -> Float:
     """Products and elementwise traffic of a layer over so many tokens."""
     shape, p = s.job.actor, priors()
-    products = sum((s.roofline.matmul(tokens, k, n) for k, n in shape.matmuls_per_layer), np.zeros_like(tokens))
+    products = sum(
+        (s.roofline.matmul(tokens, k, n) for k, n in shape.matmuls_per_layer), np.zeros_like(tokens)
+    )
     heads = shape.attention_width + shape.kv_width
     values = p.hidden_passes * shape.hidden + p.head_passes * heads + p.ffn_passes * shape.ffn
     return products + tokens * values * s.roofline.bytes_per_value / s.cluster.device.memory_bandwidth
@@ -90,7 +92,9 @@ def generate(s: Setup, b: PlanBatch) -> Generation:
     # One wave lasts as long as its longest sequence; else slots are saturated first and drain at the end.
     residual = response.second_moment / (2.0 * response.mean)
     drained = np.where(
-        b.concurrency >= count, longest, np.maximum(longest, saturated - residual + response.largest_of(slots))
+        b.concurrency >= count,
+        longest,
+        np.maximum(longest, saturated - residual + response.largest_of(slots)),
     )
     ahead = b.staleness > 0
     in_flight = np.where(ahead, np.minimum(b.concurrency, count * (1 + b.staleness)), slots)
@@ -165,7 +169,11 @@ def update(s: Setup, b: PlanBatch) -> Float:
     batches = -(-count // size)
     total = s.lengths.total
     forward = _many(
-        s, batches, total.padded(count, size), total.padded_squares(count, size), count * s.lengths.response.mean
+        s,
+        batches,
+        total.padded(count, size),
+        total.padded_squares(count, size),
+        count * s.lengths.response.mean,
     )
     launches = batches * (
         host.train_s + shape.layers * (host.train_layer_s + b.recompute * host.forward_layer_s)
@@ -185,10 +193,14 @@ def sync(s: Setup, b: PlanBatch) -> Float:
     """Weights to where they are needed: nowhere if all ranks trained, else by broadcast or through host memory."""
     size = s.job.actor.parameters * 4
     inside = np.where(
-        b.dp < b.train_devices, collective_seconds(s.cluster.levels[0], "broadcast", size, b.train_devices), 0.0
+        b.dp < b.train_devices,
+        collective_seconds(s.cluster.levels[0], "broadcast", size, b.train_devices),
+        0.0,
     )
     # Flattened, put into shared memory, read and copied into place: each a read and a write.
-    across = np.where(b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth)
+    across = np.where(
+        b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth
+    )
     return inside + across
 
 

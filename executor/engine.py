@@ -37,7 +37,9 @@ class _SlotLayer(CacheLayerMixin):
         self.values = torch.zeros(shape, dtype=value_states.dtype, device=value_states.device)
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
         """Store new keys and values, [rows, kv heads, tokens, head dim], and give those to attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -158,7 +160,7 @@ class Engine:
             distinct.setdefault(request.group, len(distinct))
         prompts = {request.group: request.prompt for request in requests}
         lengths = torch.tensor([len(prompts[group]) for group in distinct], device=self._device)
-        ids = torch.full((len(distinct), int(lengths.max())), self._stop, dtype=torch.long)
+        ids = torch.zeros(len(distinct), int(lengths.max()), dtype=torch.long)
         for group, row in distinct.items():
             ids[row, : len(prompts[group])] = torch.from_numpy(prompts[group])
         source = torch.tensor([distinct[request.group] for request in requests], device=self._device)
@@ -219,7 +221,9 @@ class Engine:
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         self._next_token = torch.cat([self._next_token, tokens])
         done = []
-        for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen.tolist(), strict=True), start=first):
+        for row, (token, logprob) in enumerate(
+            zip(tokens.tolist(), chosen.tolist(), strict=True), start=first
+        ):
             live = self._live[row]
             live.tokens.append(token)
             live.logprobs.append(logprob)

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,7 +23,7 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from executor.worker import DeviceWorker
+from executor.actor import DeviceActor
 from ir.graph import PoolSpan
 
 WARM_POOLS_PER_DEVICE = 4
@@ -48,7 +49,7 @@ class Pool:
 
     span: PoolSpan
     group: PlacementGroup
-    workers: list[ActorHandle[DeviceWorker]]
+    workers: list[ActorHandle[DeviceActor]]
     pids: list[int]
     start_seconds: float
     """From asking for the processes until all answered."""
@@ -125,11 +126,14 @@ class Fleet:
         group = placement_group(bundles, strategy="PACK")
         ray.get(group.ready(), timeout=START_TIMEOUT_S)
         workers = [self._worker(group, rank, device) for rank, device in enumerate(span.device_ids)]
-        replies = ray.get([worker.ready.remote() for worker in workers], timeout=START_TIMEOUT_S)
+        replies = ray.get([worker.call.remote("ready") for worker in workers], timeout=START_TIMEOUT_S)
         took = time.monotonic() - begun
         address = f"127.0.0.1:{_free_port()}"
         ray.get(
-            [w.join.remote(rank=rank, size=len(workers), address=address) for rank, w in enumerate(workers)],
+            [
+                w.call.remote("join", rank=rank, size=len(workers), address=address)
+                for rank, w in enumerate(workers)
+            ],
             timeout=START_TIMEOUT_S,
         )
         return Pool(
@@ -141,7 +145,7 @@ class Fleet:
             idle_bytes=max(size for _, size in replies),
         )
 
-    def _worker(self, group: PlacementGroup, rank: int, device: int) -> ActorHandle[DeviceWorker]:
+    def _worker(self, group: PlacementGroup, rank: int, device: int) -> ActorHandle[DeviceActor]:
         options: dict[str, Any] = {
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
             "num_cpus": 1 if self._kind == "cpu" else 0,
@@ -150,7 +154,7 @@ class Fleet:
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}},
         }
         cores = [device_core(device)] if self._kind == "cpu" else []
-        actor = ray.remote(DeviceWorker).options(**options)
+        actor = ray.remote(DeviceActor).options(**options)
         return actor.remote(device_id=device, cores=cores, kind=self._kind)
 
 
@@ -159,13 +163,10 @@ def device_core(device: int) -> int:
     return sorted(os.sched_getaffinity(0))[device]
 
 
-def on_this_machine() -> tuple[str, int]:
-    """(kind, number) of devices here: GPUs if there are any, else cores."""
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda", torch.cuda.device_count()
-    return "cpu", len(os.sched_getaffinity(0))
+def devices_here() -> tuple[str, int]:
+    """(kind, number) of devices of this machine: its NVIDIA GPUs if there are any, else the cores it may use."""
+    gpus = list(Path("/dev").glob("nvidia[0-9]*"))
+    return ("cuda", len(gpus)) if gpus else ("cpu", len(os.sched_getaffinity(0)))
 
 
 def _free_port() -> int:

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import torch
 
+from executor.records import OutOfDeviceMemory
+
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
-
-
-class OutOfDeviceMemory(RuntimeError):
-    """A worker occupies more than its device has."""
 
 
 class Memory:
@@ -41,7 +39,9 @@ class Memory:
     def check(self) -> None:
         """Raise if the peak exceeds the limit: a process that grows past its share of the host endangers all."""
         if (peak := self.peak()) > self._limit:
-            raise OutOfDeviceMemory(f"{peak / 2**20:.0f} MiB occupied, the device has {self._limit / 2**20:.0f} MiB")
+            raise OutOfDeviceMemory(
+                f"{peak / 2**20:.0f} MiB occupied, the device has {self._limit / 2**20:.0f} MiB"
+            )
 
 
 def _status(field: str) -> int:

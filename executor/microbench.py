@@ -36,6 +36,8 @@ class DeviceFigures:
     """What one worker measured."""
 
     matmul: tuple[MatmulPoint, ...]
+    memory_bytes: int
+    """Of a GPU; 0 for a core, which has a share of the host's."""
     memory_bandwidth: float
     attention_flops: float
     host: Host
@@ -45,6 +47,7 @@ def measure_device(device: torch.device) -> DeviceFigures:
     """All figures of a device, in about ten seconds."""
     return DeviceFigures(
         matmul=tuple(_matmul(device, m, k, n) for m in ROWS for k, n in WIDTHS),
+        memory_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0,
         memory_bandwidth=_bandwidth(device),
         attention_flops=_attention(device),
         host=_host(device),
@@ -129,7 +132,13 @@ def _decode(model: PreTrainedModel, sequences: int) -> float:
     steps = 24
     # The stop token lies outside the vocabulary, so every sequence runs to the end.
     engine = Engine(
-        model, slots=sequences, max_prompt_tokens=4, max_response_tokens=steps, temperature=1.0, stop_token=-1, seed=0
+        model,
+        slots=sequences,
+        max_prompt_tokens=4,
+        max_response_tokens=steps,
+        temperature=1.0,
+        stop_token=-1,
+        seed=0,
     )
     prompt = np.ones(4, dtype=np.int64)
     seconds = []
@@ -154,7 +163,8 @@ def _train(model: PreTrainedModel) -> float:
 
     def update(count: int) -> float:
         return _median(
-            lambda: trainer.update(rows[:count], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
+            lambda: trainer.update(rows[:count], tokens=1, micro_batch=1, recompute=False, reduce=None),
+            budget_s=0.3,
         )
 
     return max(update(4) - update(1), 0.0) / 3
@@ -163,8 +173,12 @@ def _train(model: PreTrainedModel) -> float:
 def _adam(model: PreTrainedModel) -> float:
     trainer = Trainer(model, _ALGORITHM, temperature=1.0)
     rows = [_row(i) for i in range(2)]
-    one = _median(lambda: trainer.update(rows[:1], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
-    two = _median(lambda: trainer.update(rows, tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
+    one = _median(
+        lambda: trainer.update(rows[:1], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
+    )
+    two = _median(
+        lambda: trainer.update(rows, tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
+    )
     return max(2 * one - two, 0.0)
 
 
@@ -192,13 +206,17 @@ def _median(call: Callable[[], object], *, budget_s: float, at_least: int = 5) -
 def merge_figures(figures: Sequence[DeviceFigures]) -> DeviceFigures:
     """Medians over workers that measured at the same time."""
     first = figures[0]
-    host = {name: float(np.median([getattr(f.host, name) for f in figures])) for name in first.host.__struct_fields__}
+    host = {
+        name: float(np.median([getattr(f.host, name) for f in figures]))
+        for name in first.host.__struct_fields__
+    }
     points = zip(*(f.matmul for f in figures), strict=True)
     return DeviceFigures(
         matmul=tuple(
             MatmulPoint(m=p[0].m, k=p[0].k, n=p[0].n, seconds=float(np.median([q.seconds for q in p])))
             for p in points
         ),
+        memory_bytes=first.memory_bytes,
         memory_bandwidth=float(np.median([f.memory_bandwidth for f in figures])),
         attention_flops=float(np.median([f.attention_flops for f in figures])),
         host=Host(**host),

@@ -8,10 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.graph import Op
+from ir.job import Algorithm, Workload
 from traces.schema import Span
 
 Tokens = NDArray[np.int64]
 LogProbs = NDArray[np.float32]
+Weights = NDArray[np.float32]
+
+
+class OutOfDeviceMemory(RuntimeError):
+    """A worker occupies more than its device has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +76,41 @@ class Finding:
     reference_logprob: LogProbs | None = None
     old_logprob: LogProbs | None = None
     advantage: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a worker needs to know about a run."""
+
+    run_id: str
+    pool: str
+    model_path: str
+    algorithm: Algorithm
+    workload: Workload
+    slots: int
+    """KV-cache rows if this worker generates, else 0."""
+    trains: bool
+    refers: bool
+    """Whether this worker holds the reference."""
+    memory_limit: int
+    """Bytes this worker may occupy."""
+    started: float
+    """time.time() at which the run started: spans count from here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """How a visit is to be done on this rank."""
+
+    ops: tuple[Op, ...]
+    step: int
+    micro_batch: int
+    recompute: bool
+    ranks: int
+    """Ranks that take part; the update sums gradients over them."""
+    minibatch_tokens: tuple[int, ...] = ()
+    """Response tokens of each minibatch over all ranks."""
+    epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

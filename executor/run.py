@@ -15,21 +15,21 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, Ray
 from executor.batching import deal
 from executor.controller import Controller
 from executor.fleet import Fleet, Pool
-from executor.memory import OutOfDeviceMemory
 from executor.records import (
+    Call,
     Command,
     Event,
     Finding,
     Generate,
     Generated,
     GenerateReply,
+    OutOfDeviceMemory,
     Row,
-    Sample,
+    Setting,
     Visit,
     Visited,
     VisitReply,
 )
-from executor.worker import Call, Setting
 from ir.graph import Op, Rpeg, Stage
 from traces.schema import Span
 
@@ -98,7 +98,14 @@ class _Failure(Exception):
 
 
 def execute(
-    fleet: Fleet, rpeg: Rpeg, *, run_id: str, model_path: str, memory_limit: int, options: Options, on_step: OnStep
+    fleet: Fleet,
+    rpeg: Rpeg,
+    *,
+    run_id: str,
+    model_path: str,
+    memory_limit: int,
+    options: Options,
+    on_step: OnStep,
 ) -> RunResult:
     """Run an RPEG for real. Failures of workers are results; `KeyboardInterrupt` passes through."""
     asked = time.monotonic()
@@ -173,19 +180,19 @@ class _Run:
                     memory_limit=memory_limit,
                     started=self._started,
                 )
-                calls.append(worker.begin.remote(setting))
+                calls.append(worker.call.remote("begin", setting))
         self._get(calls)
 
     def peak_bytes(self) -> int:
         """Largest peak over the workers."""
-        calls = [worker.peak_bytes.remote() for pool in self._pools.values() for worker in pool.workers]
+        calls = [worker.call.remote("peak_bytes") for pool in self._pools.values() for worker in pool.workers]
         return max(self._get(calls))
 
     # The loop
 
     def loop(self) -> None:
         """Carry out commands until the controller is done or the caller has seen enough."""
-        self._started_steps()
+        self.step_ends = [time.time() - self._started]
         for command in self._controller.start():
             self._submit(command)
         while not self._controller.done and not self._stopped:
@@ -195,9 +202,6 @@ class _Run:
                         self._submit(command)
         # Engines come back within a time slice; what they bring is no longer wanted.
         self._get(list(self._pending))
-
-    def _started_steps(self) -> None:
-        self.step_ends = [time.time() - self._started]
 
     def _wait(self) -> list[Event]:
         ready, _ = ray.wait(list(self._pending), timeout=self._options.hang_seconds)
@@ -247,7 +251,8 @@ class _Run:
         pool = self._pools[self._rpeg.stage(Op.GENERATE).pool]
         stale = self._engine_version[command.engine] < command.version
         self._engine_version[command.engine] = command.version
-        reference = pool.workers[command.engine].generate.remote(
+        reference = pool.workers[command.engine].call.remote(
+            "generate",
             groups=command.groups,
             step=command.version,
             version=command.version,
@@ -262,7 +267,7 @@ class _Run:
         calls = self._calls(stage, command)
         self._left[command] = len(calls)
         for rank, (call, minibatches) in calls.items():
-            self._pending[pool.workers[rank].visit.remote(call, minibatches)] = (command, rank)
+            self._pending[pool.workers[rank].call.remote("visit", call, minibatches)] = (command, rank)
 
     def _calls(self, stage: Stage, command: Visit) -> dict[int, tuple[Call, list[list[Row]]]]:
         """What each rank is told. Ranks without rows are left out, except where ranks work collectively."""
@@ -306,9 +311,9 @@ class _Run:
         workers = self._pools[stage.pool].workers
         references: list[Any] = []
         if update.layout.ranks < len(workers):
-            references += [worker.broadcast.remote(command.step) for worker in workers]
+            references += [worker.call.remote("broadcast", command.step) for worker in workers]
         if not self._rpeg.colocated:
-            self._weights, spans = workers[0].publish.options(num_returns=2).remote(command.step)
+            self._weights, spans = workers[0].call.options(num_returns=2).remote("publish", command.step)
             references.append(spans)
         if not references:
             references.append(ray.put(()))
@@ -373,7 +378,9 @@ def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float]) -> dict[str
         busy = np.zeros((len(devices), len(windows)))
         for span in mine:
             for index, (low, high) in enumerate(windows):
-                busy[devices.index(span.device), index] += max(min(span.end_s, high) - max(span.start_s, low), 0.0)
+                busy[devices.index(span.device), index] += max(
+                    min(span.end_s, high) - max(span.start_s, low), 0.0
+                )
         result[stage] = float(np.median(busy.max(axis=0)))
     return result
 

@@ -11,65 +11,26 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from executor.engine import Engine
 from executor.grpo import group_advantages
 from executor.memory import Memory
-from executor.records import Finding, GenerateReply, Request, Row, Sample, VisitReply
-from executor.tasks import Prompt, encode_prompt, prompts, verify
+from executor.microbench import DeviceFigures, measure_collective, measure_device
+from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, VisitReply, Weights
+from executor.policy import encode_prompt
+from executor.tasks import Prompt, prompts, verify
 from executor.trainer import Trainer, score
 from ir.graph import Op
-from ir.job import Algorithm, Workload
 from traces.schema import Span
-
-Weights = NDArray[np.float32]
 
 SLICE_SECONDS = 0.1
 """Longest time an engine decodes before it looks for new weights and new prompts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a worker needs to know about a run."""
-
-    run_id: str
-    pool: str
-    model_path: str
-    algorithm: Algorithm
-    workload: Workload
-    slots: int
-    """KV-cache rows if this worker generates, else 0."""
-    trains: bool
-    refers: bool
-    """Whether this worker holds the reference."""
-    memory_limit: int
-    """Bytes this worker may occupy."""
-    started: float
-    """time.time() at which the run started: spans count from here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """How a visit is to be done on this rank."""
-
-    ops: tuple[Op, ...]
-    step: int
-    micro_batch: int
-    recompute: bool
-    ranks: int
-    """Ranks that take part; the update sums gradients over them."""
-    minibatch_tokens: tuple[int, ...] = ()
-    """Response tokens of each minibatch over all ranks."""
-    epochs: int = 1
 
 
 class DeviceWorker:
@@ -102,6 +63,14 @@ class DeviceWorker:
         for ranks in (1 << i for i in range(1, size.bit_length())):
             self._groups[ranks] = dist.new_group(list(range(ranks)))
         self._groups[size] = dist.group.WORLD
+
+    def measure(self) -> DeviceFigures:
+        """Figures of this device."""
+        return measure_device(self._device)
+
+    def collective(self, *, op: str, size: int, ranks: int) -> float:
+        """Median seconds of a collective over the first `ranks` workers of the pool, all of which must be called."""
+        return measure_collective(op, size, self._groups[ranks], self._device)
 
     def begin(self, setting: Setting) -> None:
         """Get ready for a run: initial weights, fresh optimizer, empty cache."""
@@ -175,7 +144,9 @@ class DeviceWorker:
         requests = []
         for group in groups:
             (prompt,) = prompts(workload, first=group, count=1)
-            tokens = np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[-workload.max_prompt_tokens :]
+            tokens = np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[
+                -workload.max_prompt_tokens :
+            ]
             self._open[group] = workload.samples_per_prompt
             requests += [
                 Request(group=group, member=member, prompt=tokens)
@@ -326,8 +297,3 @@ def _advantages(rows: Sequence[Row]) -> list[Finding]:
 def _reward_of(row: Row) -> float:
     assert row.reward is not None
     return row.reward
-
-
-def model_directory(path: Path) -> str:
-    """How a model is named to workers."""
-    return str(path.resolve())

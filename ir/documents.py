@@ -51,7 +51,9 @@ def _input_error(where: str, message: str) -> InputError:
     assert match is not None
     inside = (match["path"] or "$").removeprefix("$").removeprefix(".")
     rule, _, got = match["rule"].partition(", got ")
-    rule = rule.replace("Object contains unknown field", "unknown key").replace("Object missing required field", "missing key")
+    rule = rule.replace("Object contains unknown field", "unknown key").replace(
+        "Object missing required field", "missing key"
+    )
     return InputError(f"{where}: {inside}" if inside else where, rule[:1].lower() + rule[1:], got or None)
 
 

@@ -188,9 +188,13 @@ def resolve(document: JobDocument, directory: Path, *, where: str) -> Job:
     source = document.models.actor
     actor_path = directory / source.path
     if not actor_path.exists():
-        raise InputError(f"{where}: models.actor.path", "must be a directory or config.json that exists", actor_path)
+        raise InputError(
+            f"{where}: models.actor.path", "must be a directory or config.json that exists", actor_path
+        )
     if actor_path.is_file() and source.warm_start is None:
-        raise InputError(f"{where}: models.actor.warm_start", "must be given when `path` is a config.json", None)
+        raise InputError(
+            f"{where}: models.actor.warm_start", "must be given when `path` is a config.json", None
+        )
     workload = document.workload
     if workload.prompts_per_step % workload.minibatches:
         raise InputError(

@@ -56,72 +56,100 @@ def _in_flight(b: PlanBatch, s: Setting) -> NDArray[np.int64]:
 
 RULES: tuple[Rule, ...] = (
     Rule(
-        "pools-fit-the-devices", "pools", "generate_devices",
+        "pools-fit-the-devices",
+        "pools",
+        "generate_devices",
         lambda b, s: _devices_used(b) <= s.devices,
         "the pools' devices together must not exceed the devices there are",
     ),
     Rule(
-        "a-shared-pool-has-one-size", "pools", "train_devices",
+        "a-shared-pool-has-one-size",
+        "pools",
+        "train_devices",
         lambda b, s: (b.colocated == 0) | (b.generate_devices == b.train_devices),
         "colocated stages share one pool, so both sizes must be equal",
     ),
     Rule(
-        "staleness-within-limit", "staleness", "staleness",
+        "staleness-within-limit",
+        "staleness",
+        "staleness",
         lambda b, s: b.staleness <= s.job.limits.max_staleness,
         "must not exceed the job's limits.max_staleness",
     ),
     Rule(
-        "staleness-needs-own-pool", "staleness", "staleness",
+        "staleness-needs-own-pool",
+        "staleness",
+        "staleness",
         lambda b, s: (b.staleness == 0) | (b.colocated == 0),
         "must be 0 when generation and training take turns on the same devices",
     ),
     Rule(
-        "one-source-of-old-logprobs", "fusions.rollout_logprob", "rollout_logprob",
+        "one-source-of-old-logprobs",
+        "fusions.rollout_logprob",
+        "rollout_logprob",
         lambda b, s: b.rollout_logprob + b.fold_old_logprob + b.merge_logprobs <= 1,
         "at most one of rollout_logprob, fold_old_logprob and merge_logprobs may provide the old log-probs",
     ),
     Rule(
-        "fold-needs-a-single-update", "fusions.fold_old_logprob", "fold_old_logprob",
+        "fold-needs-a-single-update",
+        "fusions.fold_old_logprob",
+        "fold_old_logprob",
         lambda b, s: (b.fold_old_logprob == 0) | (s.job.updates_per_step == 1),
         "needs one optimizer step per RL step: minibatches = 1 and epochs = 1",
     ),
     Rule(
-        "merge-needs-a-reference", "fusions.merge_logprobs", "merge_logprobs",
+        "merge-needs-a-reference",
+        "fusions.merge_logprobs",
+        "merge_logprobs",
         lambda b, s: (b.merge_logprobs == 0) | (s.job.algorithm.kl_coefficient > 0),
         "needs a reference pass: algorithm.kl_coefficient above 0",
     ),
     Rule(
-        "stream-needs-own-pool", "fusions.stream", "stream",
+        "stream-needs-own-pool",
+        "fusions.stream",
+        "stream",
         lambda b, s: (b.stream == 0) | (b.colocated == 0),
         "needs generation on a pool of its own: its consumers run while it generates",
     ),
     Rule(
-        "stream-excludes-merge", "fusions.stream", "stream",
+        "stream-excludes-merge",
+        "fusions.stream",
+        "stream",
         lambda b, s: (b.stream == 0) | (b.merge_logprobs == 0),
         "excludes merge_logprobs: a streamed reference pass runs before the batch is whole",
     ),
     Rule(
-        "dp-fits-the-pool", "update.dp", "dp",
+        "dp-fits-the-pool",
+        "update.dp",
+        "dp",
         lambda b, s: b.dp <= b.train_devices,
         "must not exceed the devices of its pool",
     ),
     Rule(
-        "dp-divides-the-minibatch", "update.dp", "dp",
+        "dp-divides-the-minibatch",
+        "update.dp",
+        "dp",
         lambda b, s: _minibatch(s) % b.dp == 0,
         "must divide the sequences of a minibatch",
     ),
     Rule(
-        "update-micro-batch-fits", "update.micro_batch", "update_micro_batch",
+        "update-micro-batch-fits",
+        "update.micro_batch",
+        "update_micro_batch",
         lambda b, s: b.update_micro_batch * b.dp <= _minibatch(s),
         "must not exceed a rank's sequences of a minibatch",
     ),
     Rule(
-        "logprob-micro-batch-fits", "logprob.micro_batch", "logprob_micro_batch",
+        "logprob-micro-batch-fits",
+        "logprob.micro_batch",
+        "logprob_micro_batch",
         lambda b, s: b.logprob_micro_batch <= -(-s.job.workload.sequences // b.train_devices),
         "must not exceed a rank's sequences of a step",
     ),
     Rule(
-        "concurrency-fits", "generate.concurrency", "concurrency",
+        "concurrency-fits",
+        "generate.concurrency",
+        "concurrency",
         lambda b, s: b.concurrency <= _in_flight(b, s),
         "must not exceed the sequences an engine can have in flight under the staleness bound",
     ),
@@ -147,7 +175,9 @@ def check(plan: Plan, setting: Setting, *, where: str = "plan") -> None:
     for rule in RULES:
         if not rule.holds(batch, setting)[0]:
             raise InputError(
-                f"{where}: {rule.path}", f"{rule.message} (rule {rule.name})", int(getattr(batch, rule.column)[0])
+                f"{where}: {rule.path}",
+                f"{rule.message} (rule {rule.name})",
+                int(getattr(batch, rule.column)[0]),
             )
 
 
@@ -167,4 +197,6 @@ def _check_pools(plan: Plan, where: str) -> None:
         )
     used = {plan.generate.pool, plan.logprob.pool, plan.update.pool}
     if unused := set(names) - used:
-        raise InputError(f"{where}: pools", "every pool must run a stage (rule pools-are-used)", sorted(unused))
+        raise InputError(
+            f"{where}: pools", "every pool must run a stage (rule pools-are-used)", sorted(unused)
+        )

@@ -27,7 +27,7 @@ _UNLIKE = 0.05
 """Log seconds that each further axis of difference is worth to a first plan."""
 _LIKELY = 0.5
 _SLOWEST, _FULLEST = 2.2, 1.15
-"""Plans modelled slower than 2.2 x the best, or above 1.15 x the memory, are looked at only when the others are used up."""
+"""Plans modelled at over 2.2 x the best step, or taken to need over 1.15 x the memory, come last."""
 NUM_BEST, _NUM_RANDOM = 2000, 200
 _WORTH_A_TRY = 0.05
 """Least chance to fit of a plan on the short list."""
@@ -57,14 +57,6 @@ class Chooser:
             chosen.append(int(fast[score.argmin()]))
             unlike = np.minimum(unlike, (levels[fast] != levels[chosen[-1]]).sum(axis=1))
         return np.array(chosen, dtype=np.intp)
-
-    @cached_property
-    def promising(self) -> Rows:
-        """Plans that the model finds neither hopelessly slow nor hopelessly large."""
-        model = self.candidates
-        fits = model.memory_bytes <= _FULLEST * model.capacity_bytes
-        best = model.step_seconds[fits].min(initial=np.inf)
-        return np.flatnonzero(fits & (model.step_seconds <= _SLOWEST * best))
 
     def next_row(self, runs: Sequence[Run], running: Sequence[int], seed: tuple[int, int]) -> int | None:
         """The plan to run next, None if every plan was tried.
@@ -115,7 +107,7 @@ class Chooser:
         self, surrogate: Surrogate, excluded: set[int], rng: np.random.Generator
     ) -> tuple[Rows, Floats]:
         """The plans with the least predicted step that may fit, others at random, and their chance to fit."""
-        left = _without(self.promising, excluded)
+        left = _without(promising(surrogate), excluded)
         if len(left) == 0:
             left = _without(np.arange(len(self.candidates)), excluded)
         rows, chance = fitting(surrogate, left[np.argsort(surrogate.mean(left), kind="stable")], NUM_BEST)
@@ -123,6 +115,16 @@ class Chooser:
         others = rng.choice(others, size=min(_NUM_RANDOM, len(others)), replace=False)
         more, more_chance = fitting(surrogate, others, _NUM_RANDOM)
         return np.concatenate([rows, more]), np.concatenate([chance, more_chance])
+
+
+def promising(surrogate: Surrogate) -> Rows:
+    """Plans that the model finds not hopelessly slow and, as corrected, not hopelessly large."""
+    model = surrogate.candidates
+    peak = np.log(model.memory_bytes) + surrogate.memory.mean(model.levels)
+    rows = np.flatnonzero(peak <= np.log(_FULLEST * surrogate.capacity_bytes))
+    best = model.step_seconds[rows].min(initial=np.inf)
+    not_slow: Rows = rows[model.step_seconds[rows] <= _SLOWEST * best]
+    return not_slow
 
 
 def fitting(surrogate: Surrogate, order: Rows, num: int) -> tuple[Rows, Floats]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.choose import fitting, normals
+from search.choose import fitting, normals, promising
 from search.problem import Candidates, Floats, Rows
 from search.runs import Run, runs_of, settled_rows
 from search.surrogate import Surrogate, fit_surrogate
@@ -72,7 +72,7 @@ def _rivals(surrogate: Surrogate, runs: Sequence[Run], leader: int) -> tuple[Row
     """
     measured = {run.row for run in runs if run.seconds is not None}
     refused = (settled_rows(runs) - measured) | {leader}
-    rows = np.arange(len(surrogate.candidates), dtype=np.intp)
+    rows = np.union1d(promising(surrogate), list(measured)).astype(np.intp)
     rows = rows[~np.isin(rows, list(refused))]
     order = rows[np.argsort(surrogate.mean(rows), kind="stable")]
     rivals, chance = fitting(surrogate, order, _NUM_RIVALS)
@@ -84,7 +84,9 @@ def recommend(candidates: Candidates, trials: Sequence[Trial]) -> Trial | None:
     runs = runs_of(candidates, trials)
     leader = leader_of(fit_surrogate(candidates, runs), runs)
     of_leader = [
-        trial for trial, run in zip(trials, runs, strict=True) if run.row == leader and run.seconds is not None
+        trial
+        for trial, run in zip(trials, runs, strict=True)
+        if run.row == leader and run.seconds is not None
     ]
     return of_leader[-1] if of_leader else None
 

@@ -97,7 +97,8 @@ class Posterior:
         """Standard deviations float64[m], given `correlations` float64[axes, m, n] with the data."""
         explained = self.whitener @ self._covariance(cross).T
         before = self.prior.constant_sd**2 + self.prior.effect_sd[0] ** 2 * self.prior.weights.sum()
-        return np.sqrt(np.maximum(before - (explained**2).sum(axis=0), _JITTER))
+        left: Floats = np.sqrt(np.maximum(before - (explained**2).sum(axis=0), _JITTER))
+        return left
 
     def factor(self, cross: Floats, among: Floats) -> Floats:
         """Cholesky factor float64[m, m] of the joint covariance of m plans, given their correlations
@@ -105,15 +106,15 @@ class Posterior:
         explained = self.whitener @ self._covariance(cross).T
         joint = self._covariance(among) - explained.T @ explained
         # An additive kernel has a low rank, so rounding may leave eigenvalues just below 0.
-        return np.linalg.cholesky(joint + 10 * _JITTER * len(joint) * np.eye(len(joint)))
+        padded = joint + 10 * _JITTER * len(joint) * np.eye(len(joint))
+        return np.asarray(np.linalg.cholesky(padded), dtype=np.float64)
 
     def _covariance(self, correlation: Floats) -> Floats:
-        return self.prior.constant_sd**2 + self.prior.effect_sd[0] ** 2 * np.tensordot(
-            self.prior.weights, correlation, 1
-        )
+        effects = np.asarray(np.tensordot(self.prior.weights, correlation, 1), dtype=np.float64)
+        return self.prior.constant_sd**2 + self.prior.effect_sd[0] ** 2 * effects
 
     def believing(self, levels: Levels) -> Posterior:
-        """After also measuring the given plans, with the outcomes predicted now: means stay, spreads shrink."""
+        """After also measuring the given plans as predicted now: means stay, spreads shrink."""
         data = Data(
             levels=np.concatenate([self.data.levels, levels]),
             targets=np.concatenate([self.data.targets, self.mean(levels)]),
@@ -151,6 +152,4 @@ def fit(prior: Prior, tables: tuple[Floats, ...], data: Data) -> Posterior:
 
 def select(data: Data, chosen: Rows) -> Data:
     """Some of the measurements."""
-    return Data(
-        levels=data.levels[chosen], targets=data.targets[chosen], variance=data.variance[chosen]
-    )
+    return Data(levels=data.levels[chosen], targets=data.targets[chosen], variance=data.variance[chosen])

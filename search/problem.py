@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ir.batch import batch_of
 from ir.errors import InputError
 from ir.plan import Plan
+from search.relevance import mixed_radix, relevance_from
 from space.axes import Levels, Space
 from traces.schema import Span, TrialState
 
@@ -76,6 +77,22 @@ class Candidates:
         return seconds
 
     @cached_property
+    def composition_relevance(self) -> NDArray[np.bool_]:
+        """Axes on which the step depends though all stages take the same time, bool[axes].
+
+        Every stage is lengthened in turn, for a maximum hides what is not its largest term.
+        """
+        present = np.maximum((self.stage_seconds > 0).sum(axis=0), 1)
+        typical = self.stage_seconds.sum(axis=0) / present
+        rows = np.arange(len(self), dtype=np.intp)
+        steps = []
+        for scale in (1.0, *(1.0 + 3.0 * np.eye(len(self.stages)))):
+            same = np.broadcast_to(typical * scale, self.stage_seconds.shape)
+            steps.append(self.compose(same, rows))
+        depends = relevance_from(self.space, self.levels, np.stack(steps, axis=1))
+        return np.asarray(depends.any(axis=0), dtype=np.bool_)
+
+    @cached_property
     def keys(self) -> NDArray[np.int64]:
         """Levels of every plan as one mixed-radix number, int64[n]."""
         return mixed_radix(self.levels, self.space)
@@ -110,23 +127,6 @@ class Candidates:
             axis.name: str(axis.values[int(level)])
             for axis, level in zip(self.space.axes, self.levels[row], strict=True)
         }
-
-
-def mixed_radix(levels: Levels, space: Space) -> NDArray[np.int64]:
-    """Rows of levels int64[n, axes] as numbers int64[n], in lexicographic order.
-
-    Raises:
-        InputError: the space is too large to number.
-    """
-    if space.num_combinations >= 1 << 62:
-        raise InputError("space", "must have fewer than 2^62 combinations", space.num_combinations)
-    return levels @ strides(space)
-
-
-def strides(space: Space) -> NDArray[np.int64]:
-    """What one level of each axis adds to a plan's number, int64[axes]."""
-    sizes = np.array([len(axis.values) for axis in space.axes], dtype=np.int64)
-    return np.append(np.cumprod(sizes[:0:-1])[::-1], 1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Race:
 
 
 def chance_better(steps: Sequence[float], leader: Sequence[float], step_sd: float) -> float:
-    """Probability that a plan's step is shorter than the leader's: Phi(gap / sd of the gap), in logarithms."""
+    """Probability that a plan is faster than the leader: Phi(gap / sd of the gap), in log seconds."""
     gap = float(np.log(leader).mean() - np.log(steps).mean())
     return float(ndtr(gap / (step_sd * math.sqrt(1 / len(steps) + 1 / len(leader)))))
 

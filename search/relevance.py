@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.problem import Floats, mixed_radix, strides
+from ir.errors import InputError
 from space.axes import Levels, Space
+
+Floats = NDArray[np.float64]
 
 MAX_ROWS = 20_000
 """Plans compared per axis; enough that an axis which matters shows, and a fraction of a second."""
@@ -15,6 +17,23 @@ _HASH = np.uint64(0x9E3779B97F4A7C15)
 """2^64 / golden ratio: multiplying by it spreads neighbouring numbers (Knuth, vol. 3, 6.4)."""
 _RELATIVE = 1e-9
 """Differences below are rounding."""
+
+
+def mixed_radix(levels: Levels, space: Space) -> NDArray[np.int64]:
+    """Rows of levels int64[n, axes] as numbers int64[n], in lexicographic order.
+
+    Raises:
+        InputError: the space is too large to number.
+    """
+    if space.num_combinations >= 1 << 62:
+        raise InputError("space", "must have fewer than 2^62 combinations", space.num_combinations)
+    return levels @ strides(space)
+
+
+def strides(space: Space) -> NDArray[np.int64]:
+    """What one level of each axis adds to a plan's number, int64[axes]."""
+    sizes = np.array([len(axis.values) for axis in space.axes], dtype=np.int64)
+    return np.append(np.cumprod(sizes[:0:-1])[::-1], 1).astype(np.int64)
 
 
 def relevance_from(space: Space, levels: Levels, stage_seconds: Floats) -> NDArray[np.bool_]:

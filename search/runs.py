@@ -90,14 +90,19 @@ def settled_rows(runs: Sequence[Run]) -> set[int]:
     return known | {row for row, count in failures.items() if count >= MAX_ATTEMPTS}
 
 
+def usable(step_seconds: Sequence[float]) -> bool:
+    """Whether there are measured steps and all of them are times."""
+    return bool(step_seconds) and all(math.isfinite(seconds) and seconds > 0 for seconds in step_seconds)
+
+
 def pooled_step_sd(runs: Sequence[Run]) -> float:
-    """Standard deviation of log step seconds within a run, pooled over runs with two steps or more.
+    """Standard deviation of log step seconds within a run, pooled over completed runs.
 
     The estimate is the prior's variance and the pooled one, weighted by their numbers of steps.
     """
     squares, freedom = STEP_SD_WEIGHT * STEP_SD**2, STEP_SD_WEIGHT
     for run in runs:
-        if len(run.step_seconds) >= 2:
+        if run.seconds is not None:
             logs = np.log(run.step_seconds)
             squares += float(((logs - logs.mean()) ** 2).sum())
             freedom += len(logs) - 1

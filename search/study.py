@@ -6,10 +6,9 @@ recorded runs none of them again and goes on with the plans it would have run.
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -20,13 +19,25 @@ from ir.plan import Plan
 from search.confidence import Confidence, confidence_of
 from search.problem import Budget, Candidates, Evaluate, Monitor, Outcome
 from search.racing import race_of, to_the_end
-from search.runs import runs_of, settled_rows
+from search.runs import runs_of, settled_rows, usable
 from search.sampler import StageResidualSampler
-from search.view import Identity, LeftOut, admit, build_study, distributions, study_params, tell
+from search.view import (
+    Identity,
+    LeftOut,
+    admit,
+    build_study,
+    distributions,
+    row_of_params,
+    study_params,
+    tell,
+)
 from traces.schema import Span, Trial, TrialState
 
 OUT_OF_MEMORY = "oom"
 """The kind of `Infeasible` that says something about a plan; any other is a failure like a crash."""
+
+_MEASURED = tuple(f.name for f in fields(Outcome) if f.name != "spans")
+"""What a trial takes over from its outcome."""
 
 OnTrial = Callable[[Trial, Sequence[Span]], None]
 """Called once per run, before the study goes on: the place to store the trial."""
@@ -82,13 +93,7 @@ def run_study(
         on_trial: Called with every finished trial and its spans.
     """
     trials, left_out = admit(problem.candidates, problem.identity, past)
-    labels = {}
-    for label, plan in problem.labelled.items():
-        row = problem.candidates.row_of(plan)
-        if row is None:
-            left_out.append(LeftOut(name=label, reason="not among the legal plans of the space"))
-        else:
-            labels.setdefault(row, label)
+    labels, unknown = _label_rows(problem)
     sampler = StageResidualSampler(problem.candidates, seed=problem.seed)
     study = build_study(problem.candidates, sampler, trials)
     while (stop := _stop(problem, budget, trials, labels)) is None:
@@ -100,10 +105,23 @@ def run_study(
         trials.append(trial)
     return Result(
         trials=tuple(trials),
-        left_out=tuple(left_out),
+        left_out=(*left_out, *unknown),
         stop=stop,
         confidence=confidence_of(problem.candidates, runs_of(problem.candidates, trials), problem.seed),
     )
+
+
+def _label_rows(problem: Problem) -> tuple[dict[int, str], list[LeftOut]]:
+    """Label of each labelled plan; of labels for the same plan, the first."""
+    labels: dict[int, str] = {}
+    unknown = []
+    for label, plan in problem.labelled.items():
+        row = problem.candidates.row_of(plan)
+        if row is None:
+            unknown.append(LeftOut(name=label, reason="not among the legal plans of the space"))
+        else:
+            labels.setdefault(row, label)
+    return labels, unknown
 
 
 def _pending(candidates: Candidates, trials: Sequence[Trial], labels: Mapping[int, str]) -> int | None:
@@ -162,7 +180,7 @@ def _run(
         hardware=identity.hardware,
         software=identity.software,
         host=identity.host,
-        **_measured(outcome),
+        **{name: getattr(outcome, name) for name in _MEASURED},
     )
     return trial, tuple(replace(span, run_id=run_id) for span in outcome.spans)
 
@@ -182,8 +200,7 @@ def _attempt(evaluate: Evaluate, plan: Plan, monitor: Monitor) -> Outcome:
             ended_at=datetime.now(UTC),
         )
     steps = outcome.step_seconds
-    usable = bool(steps) and all(math.isfinite(seconds) and seconds > 0 for seconds in steps)
-    if outcome.state is TrialState.COMPLETE and not usable:
+    if outcome.state is TrialState.COMPLETE and not usable(steps):
         detail = f"step_seconds must be positive and finite, got {list(steps)}"
         return replace(
             outcome, state=TrialState.FAILED, failure="no-time", failure_detail=detail, step_seconds=()

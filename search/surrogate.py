@@ -81,7 +81,7 @@ class Surrogate:
         return self._combine(mean + sd * normals[:, None, :], rows)
 
     def joint_draws(self, rows: Rows, normals: Floats) -> Floats:
-        """Log step seconds float64[Z, m] with the dependence between plans, for normals float64[S + 1, Z, m]."""
+        """Log step seconds float64[Z, m], plans depending on each other, for normals float64[S + 1, Z, m]."""
         levels = self.candidates.levels[rows]
         among = correlations(self.composition.tables, levels, levels)
         residuals = [
@@ -147,16 +147,19 @@ def fit_surrogate(candidates: Candidates, runs: Sequence[Run]) -> Surrogate:
     filled = _fill(candidates, rows, times, stages) if timed else modelled
     data = Data(
         levels=candidates.levels[rows],
-        targets=np.log(np.array([run.seconds for run in done], dtype=float) / candidates.compose(filled, rows)),
+        targets=np.log(
+            np.array([run.seconds for run in done], dtype=float) / candidates.compose(filled, rows)
+        ),
         variance=step_variance,
     )
-    every = np.ones(len(tables), dtype=bool)
+    # Without stages the composition's residual is that of the whole step, which may depend on any axis.
+    relevant = candidates.composition_relevance if timed else np.ones(len(tables), dtype=bool)
     constant = SMALL_CONSTANT if timed else STAGE_CONSTANT
     return Surrogate(
         candidates=candidates,
         timed=timed,
         stages=tuple(stages),
-        composition=fit(_step_prior(constant, every), tables, data),
+        composition=fit(_step_prior(constant, relevant), tables, data),
         memory=_fit_memory(candidates, runs, tables),
         capacity_bytes=_capacity(candidates, runs),
     )
@@ -172,7 +175,7 @@ def _step_prior(constant: float, relevant: NDArray[np.bool_]) -> Prior:
 
 
 def _stage_times(candidates: Candidates, done: Sequence[Run]) -> Floats:
-    """Measured stage seconds float64[runs, S]; NaN where a run reports none or the model has no such stage."""
+    """Measured stage seconds float64[runs, S]; NaN where a run reports none or the model knows none."""
     times = np.array(
         [[run.stage_seconds.get(stage, np.nan) for stage in candidates.stages] for run in done], dtype=float
     ).reshape(len(done), len(candidates.stages))

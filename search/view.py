@@ -6,7 +6,7 @@ Optuna's states carry the meanings of `TrialState`: COMPLETE has a value, PRUNED
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from optuna.trial import TrialState as OptunaState
 
 from ir.errors import InputError
 from search.problem import Candidates
-from search.runs import Run, locate
+from search.runs import Run, locate, usable
 from space.axes import VERSION, Space
 from traces.schema import Trial, TrialState
 from traces.store import objective
@@ -35,7 +35,11 @@ _STATES = {
     TrialState.INFEASIBLE: OptunaState.PRUNED,
     TrialState.FAILED: OptunaState.FAIL,
 }
-_CONSTRAINTS = {TrialState.COMPLETE: {MEMORY: 0.0}, TrialState.INFEASIBLE: {MEMORY: 1.0}, TrialState.FAILED: {}}
+_CONSTRAINTS = {
+    TrialState.COMPLETE: {MEMORY: 0.0},
+    TrialState.INFEASIBLE: {MEMORY: 1.0},
+    TrialState.FAILED: {},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +98,8 @@ def _misplaced(candidates: Candidates, trial: Trial) -> str:
         locate(candidates, trial.params)
     except InputError as error:
         return str(error)
-    if trial.state is TrialState.COMPLETE and not trial.step_seconds:
-        return "complete without a measured step"
+    if trial.state is TrialState.COMPLETE and not usable(trial.step_seconds):
+        return f"complete, but its steps are not positive and finite: {list(trial.step_seconds)}"
     return ""
 
 
@@ -179,11 +183,17 @@ def read_study(candidates: Candidates, trials: Sequence[FrozenTrial]) -> tuple[l
 def _row_of(candidates: Candidates, trial: FrozenTrial) -> int | None:
     """The plan of a trial, which a trial has from the moment it is chosen or enqueued."""
     attributes = trial.system_attrs
-    params = attributes.get(PLAN_ATTRIBUTE) or attributes.get("fixed_params") or trial.params
+    return row_of_params(
+        candidates, attributes.get(PLAN_ATTRIBUTE) or attributes.get("fixed_params") or trial.params
+    )
+
+
+def row_of_params(candidates: Candidates, params: Mapping[str, Any]) -> int | None:
+    """The candidate with these values under `distributions`, None if there is none."""
     levels = []
     for axis in candidates.space.axes:
         value = params.get(axis.name)
-        choices = range(len(axis.values)) if axis.ordered else axis.values
+        choices: Sequence[int] = range(len(axis.values)) if axis.ordered else axis.values
         if value not in choices:
             return None
         levels.append(choices.index(value))

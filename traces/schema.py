@@ -86,6 +86,24 @@ class Span:
     tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One RL step of a run, warm-up steps included."""
+
+    run_id: str
+    step: int
+    seconds: float
+    """From the publication of the previous step's weights to this one's."""
+    reward: float
+    """Mean over the samples trained on."""
+    response_tokens: float
+    """Mean."""
+    staleness: tuple[int, ...]
+    """Of every sample trained on: updates between the oldest weights that sampled it and those it trained."""
+    loss: float = 0.0
+    gradient_norm: float = 0.0
+
+
 _UTC = pa.timestamp("us", tz="UTC")
 
 TRIAL_SCHEMA = pa.schema(
@@ -130,5 +148,19 @@ SPAN_SCHEMA = pa.schema(
         ("end_s", pa.float64()),
         ("sequences", pa.int64()),
         ("tokens", pa.int64()),
+    ]
+)
+
+STEP_SCHEMA = pa.schema(
+    [
+        ("schema_version", pa.int64()),
+        ("run_id", pa.string()),
+        ("step", pa.int64()),
+        ("seconds", pa.float64()),
+        ("reward", pa.float64()),
+        ("response_tokens", pa.float64()),
+        ("staleness", pa.list_(pa.int64())),
+        ("loss", pa.float64()),
+        ("gradient_norm", pa.float64()),
     ]
 )

@@ -1,0 +1,120 @@
+"""Calibration: what this machine's devices and the links between them do, as a cluster document."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import ray
+
+from executor.fleet import Fleet, Pool
+from executor.microbench import merge_figures
+from ir.cluster import Cluster, CollectivePoint, Device, Level
+from ir.graph import PoolSpan
+
+SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+"""Bytes of the collectives measured."""
+
+MEMORY_SHARE = 0.9
+"""Of the host's memory that was available, what the devices together may occupy."""
+
+Progress = Callable[[str], None]
+
+
+def hardware_fingerprint(kind: str, devices: int) -> str:
+    """Identity of the hardware, the same at every start on the same machine."""
+    memory = round(psutil.virtual_memory().total / 2**30)
+    facts = [platform.machine(), device_name(kind), str(devices), f"{memory} GiB"]
+    return hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
+
+
+def device_name(kind: str) -> str:
+    """What the device calls itself."""
+    if kind == "cuda":
+        files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        return files[0].read_text().split("Model:")[1].splitlines()[0].strip() if files else "NVIDIA GPU"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip() + " core"
+    return platform.processor() or "unknown core"
+
+
+def calibrate(fleet: Fleet, kind: str, devices: int, progress: Progress) -> Cluster:
+    """Measure for at most half a minute. All devices measure at the same time, as they work in a run."""
+    progress("starting workers")
+    (pool,), _ = fleet.acquire([PoolSpan(name="all", first_device=0, devices=devices)])
+    progress("products, memory traffic and launches")
+    figures = merge_figures(ray.get([worker.call.remote("measure") for worker in pool.workers]))
+    progress("collectives")
+    points = _collectives(pool) if devices > 1 else ()
+    small = [p.seconds for p in points if p.op == "broadcast" and p.bytes == SIZES[0]]
+    large = [p for p in points if p.op == "broadcast" and p.bytes == SIZES[-1]]
+    call_s = _call(pool)
+    return Cluster(
+        name=f"this machine ({platform.node()})",
+        fingerprint=hardware_fingerprint(kind, devices),
+        device=Device(
+            kind="cuda" if kind == "cuda" else "cpu",
+            name=device_name(kind),
+            memory_bytes=figures.memory_bytes or _host_memory(devices),
+            base_memory_bytes=pool.idle_bytes,
+            memory_bandwidth=figures.memory_bandwidth,
+            attention_flops=figures.attention_flops,
+            host=figures.host,
+            matmul=figures.matmul,
+        ),
+        levels=(
+            Level(
+                name="machine",
+                size=devices,
+                latency_s=min(small, default=call_s),
+                bandwidth=max((p.bytes / p.seconds for p in large), default=figures.memory_bandwidth),
+                collectives=points,
+            ),
+        ),
+        call_s=call_s,
+        process_start_s=pool.start_seconds,
+    )
+
+
+def _collectives(pool: Pool) -> tuple[CollectivePoint, ...]:
+    size = len(pool.workers)
+    worlds = sorted({1 << i for i in range(1, size.bit_length())} | {size})
+    points = []
+    for ranks in worlds:
+        for op in ("all_reduce", "broadcast"):
+            for bytes_ in SIZES:
+                calls = [
+                    w.call.remote("collective", op=op, size=bytes_, ranks=ranks) for w in pool.workers[:ranks]
+                ]
+                seconds = float(np.median(ray.get(calls)))
+                points.append(CollectivePoint(op=op, ranks=ranks, bytes=bytes_, seconds=seconds))
+    return tuple(points)
+
+
+def _call(pool: Pool) -> float:
+    """Median seconds from calling a worker until its answer is here."""
+    seconds = []
+    for _ in range(50):
+        begun = time.perf_counter()
+        ray.get(pool.workers[0].call.remote("ready"))
+        seconds.append(time.perf_counter() - begun)
+    return float(np.median(seconds))
+
+
+def _host_memory(devices: int) -> int:
+    available = min(psutil.virtual_memory().available, _cgroup_limit())
+    return int(MEMORY_SHARE * available / devices)
+
+
+def _cgroup_limit() -> int:
+    """What a container allows, if there is one."""
+    path = Path("/sys/fs/cgroup/memory.max")
+    text = path.read_text().strip() if path.exists() and os.access(path, os.R_OK) else "max"
+    return psutil.virtual_memory().total if text == "max" else int(text)

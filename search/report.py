@@ -1,0 +1,146 @@
+"""What a person reads: the space, the ranking, trials as they end, and the conclusion. Pure text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from search.confidence import Confidence
+from search.survey import Survey
+from traces.schema import Trial, TrialState
+from traces.store import objective
+
+SHORT = {
+    "generate": "gen",
+    "reward": "rew",
+    "reference_logprob": "ref",
+    "old_logprob": "old",
+    "reference_logprob+old_logprob": "ref+old",
+    "update_actor": "update",
+    "sync_weights": "sync",
+}
+"""Stage names in tables."""
+
+
+def space_text(survey: Survey) -> str:
+    """How large the space is and what it will be compared with."""
+    legal, fit = len(survey.legal.batch), int(survey.fits.sum())
+    lines = [
+        f"{survey.space.num_combinations:,} combinations of {len(survey.space.axes)} axes, {legal:,} legal, "
+        f"{fit:,} fit in {survey.capacity_bytes / 2**30:.1f} GiB a device",
+        "presets:",
+    ]
+    for name, plan in survey.presets.items():
+        row = survey.candidates.row_of(plan)
+        assert row is not None
+        lines.append(f"  {name:20} {plan.describe()}   predicted {survey.step_seconds[row]:.3f} s")
+    return "\n".join(lines)
+
+
+def ranking_text(survey: Survey, count: int = 10) -> str:
+    """The fastest plans by the model, with what their step is made of."""
+    rows = survey.ranking(count)
+    stages = [i for i in range(len(survey.candidates.stages)) if survey.estimate.stage_seconds[rows, i].any()]
+    header = ["#", "step s", *(SHORT[survey.candidates.stages[i]] for i in stages), "MiB", "bound by", "plan"]
+    table = [header]
+    for place, row in enumerate(rows, start=1):
+        seconds = survey.estimate.stage_seconds[row]
+        table.append(
+            [
+                str(place),
+                f"{survey.step_seconds[row]:.3f}",
+                *(f"{seconds[i]:.3f}" if seconds[i] else "-" for i in stages),
+                f"{survey.estimate.memory.peak[row] / 2**20:.0f}",
+                survey.bound_by(row),
+                survey.candidates.plan(row).describe(),
+            ]
+        )
+    return align(table)
+
+
+def memory_text(survey: Survey, row: int) -> str:
+    """What a plan's memory is made of."""
+    memory = survey.estimate.memory
+    terms = ", ".join(f"{name} {values[row] / 2**20:.0f}" for name, values in memory.terms.items() if values[row])
+    return f"{memory.peak[row] / 2**20:.0f} MiB on the fullest device (all pools: {terms})"
+
+
+def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) -> str:
+    """One finished trial."""
+    row = survey.candidates.row_of(plan_of(survey, trial))
+    predicted = f"{survey.step_seconds[row]:.3f}" if row is not None else "-"
+    head = f"#{number:<3}{trial.label or 'search':20} {plan_of(survey, trial).describe()}"
+    seconds = objective(trial.step_seconds)
+    if trial.state is not TrialState.COMPLETE or seconds is None:
+        return f"{head}\n     {trial.state}: {trial.failure} ({trial.failure_detail})"
+    stages = " ".join(f"{SHORT.get(name, name)} {s:.3f}" for name, s in trial.stage_seconds.items() if s >= 5e-4)
+    best_text = "-" if best is None else f"{best:.3f}"
+    return (
+        f"{head}\n     predicted {predicted} s, measured {seconds:.3f} s over {len(trial.step_seconds)} steps ({stages}); "
+        f"{trial.peak_bytes / 2**20:.0f} MiB, staleness {trial.max_staleness}, reward {trial.mean_reward:.2f}; "
+        f"best {best_text} s"
+    )
+
+
+def plan_of(survey: Survey, trial: Trial):  # type: ignore[no-untyped-def]
+    """The plan that a trial ran."""
+    from search.runs import locate
+
+    return survey.candidates.plan(locate(survey.candidates, trial.params))
+
+
+def best_seconds(trials: Sequence[Trial]) -> float | None:
+    """Least median step of the completed trials."""
+    done = [objective(t.step_seconds) for t in trials if t.state is TrialState.COMPLETE]
+    return min((s for s in done if s is not None), default=None)
+
+
+def conclusion_text(
+    survey: Survey, trials: Sequence[Trial], best: Trial, confidence: Confidence, why_stopped: str
+) -> str:
+    """The best plan, what bounds it, its speed-up over the presets, and how sure the search is."""
+    plan = plan_of(survey, best)
+    seconds = objective(best.step_seconds)
+    assert seconds is not None
+    bottleneck = max(best.stage_seconds, key=lambda name: best.stage_seconds[name])
+    lines = [
+        f"best plan: {plan.describe()}",
+        f"  {seconds:.3f} s a step; its longest stage is {bottleneck} ({best.stage_seconds[bottleneck]:.3f} s), "
+        f"its step is set by the {survey.bound_by(confidence.leader)}",
+    ]
+    for name, other in _preset_seconds(trials).items():
+        lines.append(f"  {other / seconds:.2f} x as fast as {name} ({other:.3f} s)")
+    lines.append(
+        f"  within 3% of the best of {len(survey.candidates):,} plans with probability {confidence.p3:.2f}; "
+        f"expected gap {confidence.expected_gap:.1%}; {len(trials)} trials, stopped: {why_stopped}"
+    )
+    return "\n".join(lines)
+
+
+def _preset_seconds(trials: Sequence[Trial]) -> dict[str, float]:
+    measured: dict[str, float] = {}
+    for trial in trials:
+        seconds = objective(trial.step_seconds)
+        if trial.label and trial.state is TrialState.COMPLETE and seconds is not None:
+            measured[trial.label] = seconds
+    return measured
+
+
+def accuracy_text(survey: Survey, trials: Sequence[Trial], predicted: Mapping[str, np.ndarray]) -> str:  # type: ignore[type-arg]
+    """How well predictions met the measurements."""
+    lines = []
+    measured = np.array([objective(t.step_seconds) or np.nan for t in trials])
+    for name, values in predicted.items():
+        good = np.isfinite(values) & np.isfinite(measured)
+        error = np.median(np.abs(values[good] / measured[good] - 1.0))
+        lines.append(f"{name}: median error {error:.1%} over {int(good.sum())} trials")
+    return "\n".join(lines)
+
+
+def align(table: Sequence[Sequence[str]]) -> str:
+    """Columns padded to their widest cell; the last is left as it is."""
+    widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in table
+    )

@@ -1,0 +1,154 @@
+"""Builders of small documents for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ir.cluster import Cluster, CollectivePoint, Device, Host, Level, MatmulPoint
+from ir.job import (
+    Algorithm,
+    Job,
+    JobDocument,
+    Lengths,
+    Limits,
+    Models,
+    ModelSource,
+    Task,
+    WarmStart,
+    Workload,
+)
+from ir.model import ModelShape
+from ir.plan import Fusions, Generate, LogProb, Plan, Pool, Update
+
+SHAPE = ModelShape(
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    ffn=64,
+    vocab=64,
+    tied=True,
+    qkv_bias=False,
+    qk_norm=True,
+)
+
+QWEN3_CONFIG: dict[str, Any] = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 256,
+}
+
+
+def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), **changes: Any) -> Job:
+    """A job of 4 prompts x 4 samples; `changes` replace fields of the workload, algorithm or limits by name."""
+    workload: dict[str, Any] = {
+        "tasks": (Task(dataset="chain_sum", params={"min_terms": 2, "max_terms": 3}),),
+        "prompts_per_step": 4,
+        "samples_per_prompt": 4,
+        "max_prompt_tokens": 32,
+        "max_response_tokens": 24,
+        "seed": 1,
+        "lengths": Lengths(prompt=(10.0, 14.0, 20.0), response=(4.0, 8.0, 24.0)),
+    }
+    algorithm: dict[str, Any] = {"name": "grpo", "learning_rate": 1e-3, "kl_coefficient": 0.02}
+    limits: dict[str, Any] = {}
+    for name, value in changes.items():
+        section = algorithm if name in Algorithm.__struct_fields__ else limits
+        (workload if name in Workload.__struct_fields__ else section)[name] = value
+    document = JobDocument(
+        name="test",
+        algorithm=Algorithm(**algorithm),
+        models=Models(
+            actor=ModelSource(path="config.json", warm_start=WarmStart(steps=3, batch=8, learning_rate=1e-3))
+        ),
+        workload=Workload(**workload),
+        limits=Limits(**limits),
+    )
+    return Job(document=document, directory=directory, actor=shape)
+
+
+def plan(
+    *,
+    rollout: int = 1,
+    train: int = 1,
+    colocated: bool = False,
+    staleness: int = 0,
+    concurrency: int = 8,
+    logprob_micro_batch: int = 4,
+    dp: int = 1,
+    micro_batch: int = 4,
+    recompute: bool = False,
+    **fusions: bool,
+) -> Plan:
+    """A plan; colocated ones use `train` devices."""
+    names = ("all", "all") if colocated else ("rollout", "train")
+    pools = [Pool(name=names[1], devices=train)]
+    if not colocated:
+        pools.insert(0, Pool(name=names[0], devices=rollout))
+    return Plan(
+        pools=tuple(pools),
+        generate=Generate(pool=names[0], concurrency=concurrency),
+        logprob=LogProb(pool=names[1], micro_batch=logprob_micro_batch),
+        update=Update(pool=names[1], dp=dp, micro_batch=micro_batch, recompute=recompute),
+        fusions=Fusions(**fusions),
+        staleness=staleness,
+    )
+
+
+def cluster(*, devices: int = 2, memory_bytes: int = 8 << 30) -> Cluster:
+    """A cluster with round figures: 50 GFLOP/s, 10 GB/s, launches of tens of microseconds."""
+    points = tuple(
+        MatmulPoint(m=m, k=k, n=n, seconds=2 * m * k * n / 50e9 + 4 * (m * k + k * n + m * n) / 10e9 + 5e-6)
+        for m in (1, 64, 1024)
+        for k, n in ((64, 64), (128, 384), (512, 512))
+    )
+    sizes = (1 << 10, 1 << 20, 1 << 24)
+    return Cluster(
+        name="test",
+        fingerprint="test",
+        device=Device(
+            kind="cpu",
+            name="core",
+            memory_bytes=memory_bytes,
+            base_memory_bytes=400 << 20,
+            memory_bandwidth=10e9,
+            attention_flops=20e9,
+            host=Host(
+                decode_step_s=4e-4,
+                decode_layer_s=4e-4,
+                decode_sequence_s=2e-6,
+                forward_s=4e-4,
+                forward_layer_s=3e-4,
+                train_s=1e-3,
+                train_layer_s=1e-3,
+                optimizer_s=2e-4,
+                optimizer_layer_s=1e-4,
+            ),
+            matmul=points,
+        ),
+        levels=(
+            Level(
+                name="machine",
+                size=devices,
+                latency_s=2e-4,
+                bandwidth=2e9,
+                collectives=tuple(
+                    CollectivePoint(op=op, ranks=2, bytes=size, seconds=2e-4 + size / 1e9)
+                    for op in ("all_reduce", "broadcast")
+                    for size in sizes
+                ),
+            ),
+        ),
+        call_s=1e-3,
+        process_start_s=5.0,
+    )

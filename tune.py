@@ -1,0 +1,439 @@
+#!/usr/bin/env python
+"""Find the fastest layout of a reinforcement-learning step on a machine, run it, and keep what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ir.errors import InputError
+
+if TYPE_CHECKING:
+    from executor.run import RunResult, StepReport
+    from executor.session import Session
+    from ir.cluster import Cluster
+    from ir.job import Job
+    from ir.plan import Plan
+    from search.problem import Budget, Monitor, Outcome
+    from search.study import Result
+    from search.survey import Survey
+    from traces.rundir import RunDirectory
+    from traces.schema import Span, Trial
+
+EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a sub-command; without one, search the example job. Returns the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    options = _parser().parse_args(arguments or ["search", str(EXAMPLE)])
+    try:
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tune.py", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(run.__name__.removesuffix("_"), help=help, description=help)
+        sub.set_defaults(command=run)
+        return sub
+
+    def budget(sub: argparse.ArgumentParser, trials: int, text: str) -> None:
+        sub.add_argument("--trials", type=int, default=trials, metavar="N", help=f"{text} ({trials})")
+        sub.add_argument("--seconds", type=float, default=150.0, metavar="S", help="time that they may take (150)")
+        sub.add_argument("--steps", type=int, default=5, metavar="N", help="measured RL steps of a real run (5)")
+        sub.add_argument(
+            "--final-steps", type=int, default=60, metavar="N", help="RL steps of the best plan at the end (60)"
+        )
+
+    cluster_help = "cluster.toml (this machine, measured)"
+    search = command(search_, "find the best plan of a job with real runs, then run it")
+    search.add_argument("job", type=Path, help="job.toml")
+    search.add_argument("--cluster", type=Path, metavar="FILE", help=cluster_help)
+    search.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/NAME-TIME)")
+    budget(search, 20, "real runs at most")
+    resume = command(resume_, "go on with a search from its traces")
+    resume.add_argument("run_dir", type=Path, help="run directory")
+    budget(resume, 8, "more real runs at most")
+    run = command(run_, "run a plan for real")
+    run.add_argument("plan", type=Path, help="plan.toml")
+    run.add_argument("job", type=Path, help="job.toml")
+    run.add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
+    predict = command(predict_, "rank the space by the model alone, without real runs")
+    predict.add_argument("job", type=Path, help="job.toml")
+    predict.add_argument("--cluster", type=Path, metavar="FILE", help=cluster_help)
+    predict.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (10)")
+    calibrate = command(calibrate_, "measure this machine anew")
+    calibrate.add_argument("--out", type=Path, metavar="FILE", help="write the cluster.toml here too")
+    show = command(show_, "print what a run directory holds")
+    show.add_argument("run_dir", type=Path, help="run directory")
+    return parser
+
+
+# Commands
+
+
+def search_(options: argparse.Namespace) -> int:
+    """Tune a job from scratch, or from what its run directory already holds."""
+    from ir.job import load_job
+    from traces.rundir import RunDirectory
+
+    job = load_job(options.job)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    directory = RunDirectory(options.out or Path("runs") / f"{job.document.name}-{stamp}")
+    directory.check(job)
+    with _session(job, _cluster_file(options.cluster)) as (session, job):
+        directory.create(job, session.cluster)
+        return _tune(session, job, directory, options, more=False)
+
+
+def resume_(options: argparse.Namespace) -> int:
+    """Go on with a search."""
+    from traces.rundir import RunDirectory
+
+    directory = RunDirectory(options.run_dir)
+    with _session(directory.job(), directory.cluster()) as (session, job):
+        return _tune(session, job, directory, options, more=True)
+
+
+def run_(options: argparse.Namespace) -> int:
+    """Run one plan."""
+    from ir.documents import read_document
+    from ir.job import load_job
+    from ir.plan import Plan
+    from ir.rules import Setting, check
+
+    job = load_job(options.job)
+    plan = read_document(options.plan, Plan)
+    with _session(job, None) as (session, job):
+        check(plan, Setting(job=job, devices=_devices(job, session.cluster)), where=str(options.plan))
+        result = _run_final(session, job, plan, options.steps, run_id="run")
+    return 1 if result.failure else 0
+
+
+def predict_(options: argparse.Namespace) -> int:
+    """Rank by the model."""
+    from executor.session import known_lengths
+    from ir.job import load_job
+    from search.report import memory_text, ranking_text, space_text
+    from search.survey import survey
+
+    job = known_lengths(load_job(options.job))
+    found = survey(job, _cluster_file(options.cluster) or _measured_cluster())
+    print(space_text(found))
+    print(ranking_text(found, options.top))
+    print(f"#1: {memory_text(found, found.ranking(1)[0])}")
+    return 0
+
+
+def calibrate_(options: argparse.Namespace) -> int:
+    """Measure this machine."""
+    from executor.fleet import Fleet, devices_here
+    from executor.session import cluster_path, measure_cluster
+    from ir.documents import write_document
+
+    kind, devices = devices_here()
+    with Fleet(devices, kind) as fleet:
+        cluster = measure_cluster(fleet, _say)
+    _print_cluster(cluster)
+    if options.out:
+        write_document(options.out, cluster)
+    print(f"written to {options.out or cluster_path()}")
+    return 0
+
+
+def show_(options: argparse.Namespace) -> int:
+    """Print a run directory."""
+    from search.report import trials_text
+    from search.survey import survey
+    from traces.rundir import RunDirectory
+    from traces.store import read_steps, read_trials
+
+    directory = RunDirectory(options.run_dir)
+    found = survey(directory.job(), directory.cluster())
+    trials = read_trials(directory.path)
+    print(trials_text(found, trials))
+    if trials:
+        _conclude(found, directory, trials, "shown from traces")
+    final = [step for step in read_steps(directory.path) if step.run_id == "final"]
+    if final:
+        print(_reward_text([step.reward for step in final]))
+    return 0
+
+
+# Steps of a search
+
+
+def _tune(
+    session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool
+) -> int:
+    from search.problem import Budget
+    from search.report import ranking_text, space_text
+    from search.survey import survey
+    from traces.store import read_trials
+
+    found = survey(job, session.cluster)
+    print(space_text(found))
+    print(f"\nthe model's ten best:\n{ranking_text(found)}\n")
+    past = read_trials(directory.path)
+    spent = sum((trial.ended_at - trial.started_at).total_seconds() for trial in past)
+    budget = Budget(
+        max_trials=options.trials + (len(past) if more else 0),
+        max_seconds=options.seconds + (spent if more else 0.0),
+        max_steps=options.steps,
+        min_steps=min(2, options.steps),
+    )
+    try:
+        result = _study(session, found, directory, budget, past)
+    except KeyboardInterrupt:
+        print(f"\nstopped; go on with: python tune.py resume {directory.path}", file=sys.stderr)
+        raise
+    plan = _conclude(found, directory, result.trials, result.stop)
+    if plan is None:
+        return 1
+    if options.final_steps:
+        _run_final(session, job, plan, options.final_steps, run_id="final", keep=directory)
+    print(f"\neverything is in {directory.path}; go on with: python tune.py resume {directory.path}")
+    return 0
+
+
+def _study(
+    session: Session, found: Survey, directory: RunDirectory, budget: Budget, past: list[Trial]
+) -> Result:
+    from tqdm import tqdm
+
+    from search.report import best_seconds, trial_text
+    from search.study import Problem, run_study
+    from traces.store import write_spans, write_steps, write_trial
+
+    runs = _RealRuns(session, found)
+    trials = list(past)
+
+    def keep(trial: Trial, spans: Sequence[Span]) -> None:
+        # The trial comes last: it stands for the whole run, so nothing of a kept trial is missing.
+        write_spans(directory.path, spans)
+        write_steps(directory.path, runs.steps_as(trial.run_id))
+        write_trial(directory.path, trial)
+        trials.append(trial)
+        bar.write(trial_text(found, trial, len(trials), best_seconds(trials)), file=sys.stdout)
+        bar.update()
+
+    with tqdm(total=budget.max_trials, initial=len(past), unit="trial", file=sys.stderr) as bar:
+        problem = Problem(
+            candidates=found.candidates,
+            evaluate=runs,
+            identity=_identity(found),
+            labelled=found.presets,
+            seed=found.job.workload.seed,
+        )
+        result = run_study(problem, budget, past=past, on_trial=keep)
+    for left in result.left_out:
+        print(f"left out: {left.name}: {left.reason}")
+    return result
+
+
+class _RealRuns:
+    """Evaluates plans by running them; remembers the last run's steps for the trace."""
+
+    def __init__(self, session: Session, found: Survey) -> None:
+        self._session = session
+        self._found = found
+        self._last: RunResult | None = None
+
+    def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
+        """Run until the monitor has seen enough."""
+        from executor.run import WARM_UP_STEPS
+        from ir.lower import lower
+        from search.problem import Outcome
+        from traces.schema import TrialState
+
+        measured: list[float] = []
+
+        def on_step(report: StepReport) -> bool:
+            if report.step < WARM_UP_STEPS:
+                return True
+            measured.append(report.seconds)
+            return monitor(measured)
+
+        started = datetime.now(UTC)
+        # The monitor ends the run; the number of steps only has to be large enough.
+        result = self._session.run(lower(self._found.job, plan), steps=1 << 20, on_step=on_step)
+        self._last = result
+        states = {"": TrialState.COMPLETE, "oom": TrialState.INFEASIBLE}
+        done = bool(result.step_seconds) and not result.failure
+        return Outcome(
+            state=states.get(result.failure, TrialState.FAILED),
+            failure=result.failure,
+            failure_detail=result.failure_detail,
+            step_seconds=result.step_seconds if done else (),
+            stage_seconds=result.stage_seconds if done else {},
+            peak_bytes=result.peak_bytes,
+            max_staleness=max(result.staleness, default=0),
+            mean_reward=_mean([step.reward for step in result.steps]),
+            response_tokens=_mean([step.response_tokens for step in result.steps]),
+            setup_seconds=result.setup_seconds,
+            warm=result.warm,
+            started_at=started,
+            ended_at=datetime.now(UTC),
+            spans=result.spans,
+        )
+
+    def steps_as(self, run_id: str):  # type: ignore[no-untyped-def]
+        """The last run's steps under the id that its trial was given."""
+        return self._last.steps_as(run_id) if self._last is not None else []
+
+
+def _conclude(found: Survey, directory: RunDirectory, trials: Sequence[Trial], stop: str) -> Plan | None:
+    """Print and keep the best plan, and say how well it was predicted."""
+    from search.confidence import confidence_of, recommend
+    from search.report import accuracy_text, conclusion_text, plan_of
+    from search.runs import runs_of
+    from search.view import admit
+
+    mine, _ = admit(found.candidates, _identity(found), trials)
+    best = recommend(found.candidates, mine)
+    confidence = confidence_of(found.candidates, runs_of(found.candidates, mine))
+    if best is None or confidence is None:
+        print("no run completed: there is no best plan")
+        return None
+    print("\n" + conclusion_text(found, mine, best, confidence, stop))
+    print(accuracy_text(found, mine))
+    plan = plan_of(found, best)
+    directory.write_best(plan)
+    return plan
+
+
+def _run_final(
+    session: Session, job: Job, plan: Plan, steps: int, *, run_id: str, keep: RunDirectory | None = None
+) -> RunResult:
+    """Run a plan for its own sake and show the reward."""
+    from tqdm import tqdm
+
+    from ir.lower import lower
+    from traces.store import write_spans, write_steps
+
+    print(f"\nrunning for {steps} steps: {plan.describe()}")
+    with tqdm(total=steps, unit="step", file=sys.stderr) as bar:
+
+        def on_step(report: StepReport) -> bool:
+            bar.set_postfix_str(f"reward {report.reward:.3f}, staleness {report.staleness}")
+            bar.update()
+            return True
+
+        result = session.run(lower(job, plan), steps=steps, on_step=on_step, ahead=False, run_id=run_id)
+    if keep is not None:
+        write_spans(keep.path, result.spans)
+        write_steps(keep.path, result.steps_as(run_id))
+    if result.failure:
+        print(f"failed: {result.failure} ({result.failure_detail})")
+    elif result.step_seconds:
+        print(f"{_mean(result.step_seconds):.3f} s a step; {_reward_text([step.reward for step in result.steps])}")
+    return result
+
+
+# The machine
+
+
+@contextmanager
+def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]:
+    """Workers, the measured machine, and the job's actor; everything is ended on leaving."""
+    from executor.fleet import Fleet, devices_here
+    from executor.session import Session, cached_cluster, measure_cluster, ready_actor
+
+    kind, devices = devices_here()
+    if cluster is not None and (cluster.num_devices > devices or cluster.device.kind != kind):
+        raise InputError(
+            "cluster",
+            f"must be a part of this machine for real runs ({devices} x {kind})",
+            f"{cluster.num_devices} x {cluster.device.kind}",
+        )
+    with Fleet(devices, kind) as fleet:
+        cluster = cluster or cached_cluster() or measure_cluster(fleet, _say)
+        _print_cluster(cluster)
+        session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, _say))
+        yield session, session.measured_lengths(job)
+
+
+def _measured_cluster() -> Cluster:
+    from executor.fleet import Fleet, devices_here
+    from executor.session import cached_cluster, measure_cluster
+
+    cluster = cached_cluster()
+    if cluster is None:
+        kind, devices = devices_here()
+        with Fleet(devices, kind) as fleet:
+            cluster = measure_cluster(fleet, _say)
+    return cluster
+
+
+def _cluster_file(path: Path | None) -> Cluster | None:
+    from ir.cluster import Cluster
+    from ir.documents import read_document
+
+    return read_document(path, Cluster) if path else None
+
+
+def _devices(job: Job, cluster: Cluster) -> int:
+    return min(cluster.num_devices, job.limits.max_devices or cluster.num_devices)
+
+
+def _identity(found: Survey):  # type: ignore[no-untyped-def]
+    import platform
+
+    from executor.session import software_fingerprint
+    from search.survey import MODEL_VERSION
+    from search.view import Identity
+    from space.axes import VERSION
+
+    return Identity(
+        study=found.job.identity,
+        space_version=VERSION,
+        model_version=MODEL_VERSION,
+        hardware=found.cluster.fingerprint,
+        software=software_fingerprint(),
+        host=platform.node(),
+    )
+
+
+def _print_cluster(cluster: Cluster) -> None:
+    from analytic.device import fit_error, fit_roofline
+
+    device = cluster.device
+    roofline = fit_roofline(device)
+    print(
+        f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s "
+        f"(fit within {fit_error(roofline, device.matmul):.0%}), {device.memory_bandwidth / 1e9:.0f} GB/s, "
+        f"{device.memory_bytes / 2**30:.1f} GiB each, process start {cluster.process_start_s:.1f} s"
+    )
+
+
+def _reward_text(rewards: Sequence[float]) -> str:
+    """How the mean reward moved, in six parts."""
+    size = max(len(rewards) // 6, 1)
+    parts = [_mean(rewards[i : i + size]) for i in range(0, size * (len(rewards) // size), size)]
+    return "mean reward " + " -> ".join(f"{part:.3f}" for part in parts)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
