@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from search.study import Result
     from search.survey import Survey
     from traces.rundir import RunDirectory
-    from traces.schema import Span, Trial
+    from search.view import Identity
+    from traces.schema import Span, Step, Trial
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
 
@@ -56,7 +57,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--seconds", type=float, default=150.0, metavar="S", help="time that they may take (150)")
         sub.add_argument("--steps", type=int, default=5, metavar="N", help="measured RL steps of a real run (5)")
         sub.add_argument(
-            "--final-steps", type=int, default=60, metavar="N", help="RL steps of the best plan at the end (60)"
+            "--final-steps",
+            type=int,
+            default=60,
+            metavar="N",
+            help="RL steps of the best plan at the end (60)",
         )
 
     cluster_help = "cluster.toml (this machine, measured)"
@@ -177,9 +182,7 @@ def show_(options: argparse.Namespace) -> int:
 # Steps of a search
 
 
-def _tune(
-    session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool
-) -> int:
+def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool) -> int:
     from search.problem import Budget
     from search.report import ranking_text, space_text
     from search.survey import survey
@@ -210,9 +213,7 @@ def _tune(
     return 0
 
 
-def _study(
-    session: Session, found: Survey, directory: RunDirectory, budget: Budget, past: list[Trial]
-) -> Result:
+def _study(session: Session, found: Survey, directory: RunDirectory, budget: Budget, past: list[Trial]) -> Result:
     from tqdm import tqdm
 
     from search.report import best_seconds, trial_text
@@ -291,7 +292,7 @@ class _RealRuns:
             spans=result.spans,
         )
 
-    def steps_as(self, run_id: str):  # type: ignore[no-untyped-def]
+    def steps_as(self, run_id: str) -> list[Step]:
         """The last run's steps under the id that its trial was given."""
         return self._last.steps_as(run_id) if self._last is not None else []
 
@@ -329,7 +330,7 @@ def _run_final(
     with tqdm(total=steps, unit="step", file=sys.stderr) as bar:
 
         def on_step(report: StepReport) -> bool:
-            bar.set_postfix_str(f"reward {report.reward:.3f}, staleness {report.staleness}")
+            bar.set_postfix_str(f"reward {report.reward:.3f}, staleness {max(report.staleness)}")
             bar.update()
             return True
 
@@ -390,7 +391,7 @@ def _devices(job: Job, cluster: Cluster) -> int:
     return min(cluster.num_devices, job.limits.max_devices or cluster.num_devices)
 
 
-def _identity(found: Survey):  # type: ignore[no-untyped-def]
+def _identity(found: Survey) -> Identity:
     import platform
 
     from executor.session import software_fingerprint

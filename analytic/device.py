@@ -38,9 +38,7 @@ def fit_roofline(device: Device) -> Roofline:
     columns = np.array([[2.0 * p.m * p.k * p.n, _values(p) * width, 1.0] for p in points])
     solution, _ = nnls(columns / seconds[:, None], np.ones(len(points)))
     per_flop, per_byte, launch = (float(v) for v in solution)
-    return Roofline(
-        seconds_per_flop=per_flop, seconds_per_byte=per_byte, launch_s=launch, bytes_per_value=width
-    )
+    return Roofline(seconds_per_flop=per_flop, seconds_per_byte=per_byte, launch_s=launch, bytes_per_value=width)
 
 
 def fit_error(roofline: Roofline, points: Sequence[MatmulPoint]) -> float:

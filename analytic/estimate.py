@@ -80,9 +80,7 @@ class Estimate:
             here = self.structure[rows] == index
             if not here.any():
                 continue
-            for name, seconds in period(
-                rpeg, self._terms(rpeg, stage_seconds[..., here, :], rows[here])
-            ).items():
+            for name, seconds in period(rpeg, self._terms(rpeg, stage_seconds[..., here, :], rows[here])).items():
                 whole = result.setdefault(name, np.zeros(stage_seconds.shape[:-1]))
                 whole[..., here] = seconds
         return result

@@ -49,9 +49,7 @@ def forward_seconds(s: Setup, tokens: Float, squares: Float, head_tokens: Float)
 def _layer_seconds(s: Setup, tokens: Float) -> Float:
     """Products and elementwise traffic of a layer over so many tokens."""
     shape, p = s.job.actor, priors()
-    products = sum(
-        (s.roofline.matmul(tokens, k, n) for k, n in shape.matmuls_per_layer), np.zeros_like(tokens)
-    )
+    products = sum((s.roofline.matmul(tokens, k, n) for k, n in shape.matmuls_per_layer), np.zeros_like(tokens))
     heads = shape.attention_width + shape.kv_width
     values = p.hidden_passes * shape.hidden + p.head_passes * heads + p.ffn_passes * shape.ffn
     return products + tokens * values * s.roofline.bytes_per_value / s.cluster.device.memory_bandwidth
@@ -175,9 +173,7 @@ def update(s: Setup, b: PlanBatch) -> Float:
         total.padded_squares(count, size),
         count * s.lengths.response.mean,
     )
-    launches = batches * (
-        host.train_s + shape.layers * (host.train_layer_s + b.recompute * host.forward_layer_s)
-    )
+    launches = batches * (host.train_s + shape.layers * (host.train_layer_s + b.recompute * host.forward_layer_s))
     compute = forward * (1.0 + p.backward_ratio + b.recompute)
     gradients = shape.parameters * 4
     reduce = collective_seconds(s.cluster.levels[0], "all_reduce", gradients, b.dp)
@@ -198,9 +194,7 @@ def sync(s: Setup, b: PlanBatch) -> Float:
         0.0,
     )
     # Flattened, put into shared memory, read and copied into place: each a read and a write.
-    across = np.where(
-        b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth
-    )
+    across = np.where(b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth)
     return inside + across
 
 

@@ -84,9 +84,7 @@ class Controller:
             if not busy and self._engine_groups[engine]:
                 self._engine_busy[engine] = True
                 groups = tuple(sorted(admitted[engine]))
-                commands.append(
-                    Generate(engine=engine, groups=groups, version=self.version, drain=self._drains)
-                )
+                commands.append(Generate(engine=engine, groups=groups, version=self.version, drain=self._drains))
         return commands
 
     @property

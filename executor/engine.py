@@ -118,9 +118,7 @@ class Engine:
         max_tokens = max_prompt_tokens + max_response_tokens
         empty = torch.empty(0, dtype=torch.long, device=self._device)
         self._state = _Positions(rows=empty, positions=empty, width=0, prefill_of=None)
-        self._layers = [
-            _SlotLayer(self._state, slots, max_tokens) for _ in range(model.config.num_hidden_layers)
-        ]
+        self._layers = [_SlotLayer(self._state, slots, max_tokens) for _ in range(model.config.num_hidden_layers)]
         self._cache = Cache(layers=self._layers)
         self._waiting: deque[Request] = deque()
         self._live: list[_Live] = []
@@ -221,9 +219,7 @@ class Engine:
         chosen = logprobs.gather(1, tokens[:, None])[:, 0]
         self._next_token = torch.cat([self._next_token, tokens])
         done = []
-        for row, (token, logprob) in enumerate(
-            zip(tokens.tolist(), chosen.tolist(), strict=True), start=first
-        ):
+        for row, (token, logprob) in enumerate(zip(tokens.tolist(), chosen.tolist(), strict=True), start=first):
             live = self._live[row]
             live.tokens.append(token)
             live.logprobs.append(logprob)

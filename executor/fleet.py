@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executor.actor import DeviceActor
 from ir.graph import PoolSpan
+from ir.job import Job, Lengths
 
 WARM_POOLS_PER_DEVICE = 4
 """Warm worker processes that may be pinned to one CPU device: colocated, rollout and training pools of a few
@@ -104,6 +105,12 @@ class Fleet:
             self._pools[key].last_used = time.monotonic()
         return [self._pools[key] for key in keys], warm
 
+    def sample_lengths(self, job: Job, model_path: str) -> Lengths:
+        """Prompt and response lengths of a few hundred samples of the model."""
+        (pool,), _ = self.acquire([PoolSpan(name="all", first_device=0, devices=self._devices)])
+        lengths: Lengths = ray.get(pool.workers[0].call.remote("sample_lengths", job.workload, model_path))
+        return lengths
+
     def discard(self, pools: Sequence[Pool]) -> None:
         """End pools after a failure: the state of their workers is unknown."""
         for pool in pools:
@@ -130,10 +137,7 @@ class Fleet:
         took = time.monotonic() - begun
         address = f"127.0.0.1:{_free_port()}"
         ray.get(
-            [
-                w.call.remote("join", rank=rank, size=len(workers), address=address)
-                for rank, w in enumerate(workers)
-            ],
+            [w.call.remote("join", rank=rank, size=len(workers), address=address) for rank, w in enumerate(workers)],
             timeout=START_TIMEOUT_S,
         )
         return Pool(

@@ -90,9 +90,7 @@ def _collectives(pool: Pool) -> tuple[CollectivePoint, ...]:
     for ranks in worlds:
         for op in ("all_reduce", "broadcast"):
             for bytes_ in SIZES:
-                calls = [
-                    w.call.remote("collective", op=op, size=bytes_, ranks=ranks) for w in pool.workers[:ranks]
-                ]
+                calls = [w.call.remote("collective", op=op, size=bytes_, ranks=ranks) for w in pool.workers[:ranks]]
                 seconds = float(np.median(ray.get(calls)))
                 points.append(CollectivePoint(op=op, ranks=ranks, bytes=bytes_, seconds=seconds))
     return tuple(points)

@@ -39,9 +39,7 @@ class Memory:
     def check(self) -> None:
         """Raise if the peak exceeds the limit: a process that grows past its share of the host endangers all."""
         if (peak := self.peak()) > self._limit:
-            raise OutOfDeviceMemory(
-                f"{peak / 2**20:.0f} MiB occupied, the device has {self._limit / 2**20:.0f} MiB"
-            )
+            raise OutOfDeviceMemory(f"{peak / 2**20:.0f} MiB occupied, the device has {self._limit / 2**20:.0f} MiB")
 
 
 def _status(field: str) -> int:

@@ -173,12 +173,8 @@ def _train(model: PreTrainedModel) -> float:
 def _adam(model: PreTrainedModel) -> float:
     trainer = Trainer(model, _ALGORITHM, temperature=1.0)
     rows = [_row(i) for i in range(2)]
-    one = _median(
-        lambda: trainer.update(rows[:1], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
-    )
-    two = _median(
-        lambda: trainer.update(rows, tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
-    )
+    one = _median(lambda: trainer.update(rows[:1], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
+    two = _median(lambda: trainer.update(rows, tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
     return max(2 * one - two, 0.0)
 
 
@@ -206,15 +202,11 @@ def _median(call: Callable[[], object], *, budget_s: float, at_least: int = 5) -
 def merge_figures(figures: Sequence[DeviceFigures]) -> DeviceFigures:
     """Medians over workers that measured at the same time."""
     first = figures[0]
-    host = {
-        name: float(np.median([getattr(f.host, name) for f in figures]))
-        for name in first.host.__struct_fields__
-    }
+    host = {name: float(np.median([getattr(f.host, name) for f in figures])) for name in first.host.__struct_fields__}
     points = zip(*(f.matmul for f in figures), strict=True)
     return DeviceFigures(
         matmul=tuple(
-            MatmulPoint(m=p[0].m, k=p[0].k, n=p[0].n, seconds=float(np.median([q.seconds for q in p])))
-            for p in points
+            MatmulPoint(m=p[0].m, k=p[0].k, n=p[0].n, seconds=float(np.median([q.seconds for q in p]))) for p in points
         ),
         memory_bytes=first.memory_bytes,
         memory_bandwidth=float(np.median([f.memory_bandwidth for f in figures])),

@@ -213,9 +213,7 @@ def _schedule(step: int, steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def _batches(
-    tokenizer: PreTrainedTokenizerFast, workload: Workload, warm_start: WarmStart
-) -> Iterator[list[_Example]]:
+def _batches(tokenizer: PreTrainedTokenizerFast, workload: Workload, warm_start: WarmStart) -> Iterator[list[_Example]]:
     """Endless batches of examples of similar length, in random order."""
     other = msgspec.structs.replace(workload, seed=workload.seed ^ 0x5EED)  # prompts that RL will not see
     random = Random(workload.seed)
@@ -243,7 +241,5 @@ def _padded(examples: list[_Example], pad: int) -> tuple[Tensor, Tensor]:
     labels = torch.full((len(examples), longest), _IGNORED)
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
-        labels[row, example.prompt_tokens : len(example.ids)] = torch.tensor(
-            example.ids[example.prompt_tokens :]
-        )
+        labels[row, example.prompt_tokens : len(example.ids)] = torch.tensor(example.ids[example.prompt_tokens :])
     return ids, labels

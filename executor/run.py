@@ -31,7 +31,7 @@ from executor.records import (
     VisitReply,
 )
 from ir.graph import Op, Rpeg, Stage
-from traces.schema import Span
+from traces.schema import Span, Step
 
 WARM_UP_STEPS = 1
 """Steps at the start whose times are dropped: caches fill and pipelines start."""
@@ -47,8 +47,8 @@ class StepReport:
     reward: float
     """Mean over the samples that were trained on."""
     response_tokens: float
-    staleness: int
-    """Largest over the samples."""
+    staleness: tuple[int, ...]
+    """Of every sample: updates between the oldest weights that sampled it and those it trained."""
     metrics: dict[str, float]
 
 
@@ -63,8 +63,6 @@ class RunResult:
     peak_bytes: int
     setup_seconds: float
     warm: bool
-    staleness: tuple[int, ...] = ()
-    """Of every sample that was trained on."""
     failure: str = ""
     failure_detail: str = ""
 
@@ -72,6 +70,27 @@ class RunResult:
     def step_seconds(self) -> tuple[float, ...]:
         """Seconds of the steps after the warm-up."""
         return tuple(report.seconds for report in self.steps[WARM_UP_STEPS:])
+
+    @property
+    def staleness(self) -> tuple[int, ...]:
+        """Of every sample that was trained on."""
+        return tuple(age for report in self.steps for age in report.staleness)
+
+    def steps_as(self, run_id: str) -> list[Step]:
+        """The steps as a trace keeps them."""
+        return [
+            Step(
+                run_id=run_id,
+                step=report.step,
+                seconds=report.seconds,
+                reward=report.reward,
+                response_tokens=report.response_tokens,
+                staleness=report.staleness,
+                loss=report.metrics.get("loss", 0.0),
+                gradient_norm=report.metrics.get("gradient_norm", 0.0),
+            )
+            for report in self.steps
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +146,6 @@ def execute(
         peak_bytes=0 if failure.kind else run.peak_bytes(),
         setup_seconds=setup,
         warm=warm,
-        staleness=tuple(run.staleness),
         failure=failure.kind,
         failure_detail=failure.detail,
     )
@@ -136,9 +154,7 @@ def execute(
 class _Run:
     """State of one run between commands."""
 
-    def __init__(
-        self, rpeg: Rpeg, pools: Sequence[Pool], *, run_id: str, options: Options, on_step: OnStep
-    ) -> None:
+    def __init__(self, rpeg: Rpeg, pools: Sequence[Pool], *, run_id: str, options: Options, on_step: OnStep) -> None:
         self._rpeg = rpeg
         self._pools = {pool.span.name: pool for pool in pools}
         self._run_id = run_id
@@ -157,7 +173,6 @@ class _Run:
         self.reports: list[StepReport] = []
         self.spans: list[Span] = []
         self.step_ends: list[float] = [0.0]
-        self.staleness: list[int] = []
 
     # Set-up
 
@@ -353,11 +368,10 @@ class _Run:
             seconds=now - self.step_ends[-1],
             reward=_mean(row.reward for row in rows),
             response_tokens=_mean(len(row.sample.response) for row in rows),
-            staleness=max(ages),
+            staleness=tuple(ages),
             metrics=dict(self._metrics),
         )
         self.step_ends.append(now)
-        self.staleness += ages
         self.reports.append(report)
         self._stopped = not self._on_step(report)
 
@@ -378,9 +392,7 @@ def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float]) -> dict[str
         busy = np.zeros((len(devices), len(windows)))
         for span in mine:
             for index, (low, high) in enumerate(windows):
-                busy[devices.index(span.device), index] += max(
-                    min(span.end_s, high) - max(span.start_s, low), 0.0
-                )
+                busy[devices.index(span.device), index] += max(min(span.end_s, high) - max(span.start_s, low), 0.0)
         result[stage] = float(np.median(busy.max(axis=0)))
     return result
 

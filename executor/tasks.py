@@ -62,8 +62,7 @@ def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     offset = _derived_seed(workload.seed, "mix") / 2**32
     chosen = (_task_at((offset + index * _GOLDEN) % 1.0, bounds) for index in range(first, first + count))
     return [
-        _prompt(index, workload.tasks[task].dataset, sources[task])
-        for index, task in enumerate(chosen, start=first)
+        _prompt(index, workload.tasks[task].dataset, sources[task]) for index, task in enumerate(chosen, start=first)
     ]
 
 
@@ -122,9 +121,7 @@ def _source(task: Task, seed: int, position: int) -> Any:
     where = f"workload.tasks[{position}]"
     for key in ("seed", "size"):
         if key in task.params:
-            raise InputError(
-                f"{where}.params", f"must not set `{key}`, which the workload sets", task.params[key]
-            )
+            raise InputError(f"{where}.params", f"must not set `{key}`, which the workload sets", task.params[key])
     params = json.dumps(task.params, sort_keys=True, default=str)
     return _dataset(task.dataset, params, _derived_seed(seed, f"task {position}"), where)
 

@@ -22,12 +22,16 @@ from executor.engine import Engine
 from executor.grpo import group_advantages
 from executor.memory import Memory
 from executor.microbench import DeviceFigures, measure_collective, measure_device
-from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, VisitReply, Weights
+from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
 from executor.policy import encode_prompt
 from executor.tasks import Prompt, prompts, verify
 from executor.trainer import Trainer, score
 from ir.graph import Op
+from ir.job import Lengths, Workload
 from traces.schema import Span
+
+LENGTH_SAMPLES = 512
+LENGTH_QUANTILES = 33
 
 SLICE_SECONDS = 0.1
 """Longest time an engine decodes before it looks for new weights and new prompts."""
@@ -87,18 +91,24 @@ class DeviceWorker:
         if setting.refers:
             self._reference = copy.deepcopy(self._actor).requires_grad_(False)
         if setting.slots:
-            self._engine = Engine(
-                self._actor,
-                slots=setting.slots,
-                max_prompt_tokens=workload.max_prompt_tokens,
-                max_response_tokens=workload.max_response_tokens,
-                temperature=workload.temperature,
-                stop_token=self._tokenizer.eos_token_id,
-                seed=workload.seed + 1_000_003 * (self._device_id + 1),
-            )
+            self._engine = self._new_engine(workload, setting.slots)
         self._open: dict[int, int] = {}
-        self._prompts: dict[int, Prompt] = {}
         self._memory.check()
+
+    def _new_engine(self, workload: Workload, slots: int) -> Engine:
+        return Engine(
+            self._actor,
+            slots=slots,
+            max_prompt_tokens=workload.max_prompt_tokens,
+            max_response_tokens=workload.max_response_tokens,
+            temperature=workload.temperature,
+            stop_token=self._tokenizer.eos_token_id,
+            seed=workload.seed + 1_000_003 * (self._device_id + 1),
+        )
+
+    def _encode(self, prompt: Prompt, limit: int) -> Tokens:
+        """The end of a prompt that is too long: it holds the question."""
+        return np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[-limit:]
 
     def _load(self, path: str) -> None:
         if path == self._model_path:
@@ -108,6 +118,24 @@ class DeviceWorker:
         self._actor: PreTrainedModel = model.to(self._device).eval()
         self._initial = self._flatten(self._actor)
         self._model_path = path
+
+    def sample_lengths(self, workload: Workload, model_path: str) -> Lengths:
+        """Quantiles of prompt and response lengths over a few hundred samples of the model, one a prompt: samples of
+        one prompt are alike and would say less."""
+        self._load(model_path)
+        self._assign(self._actor, self._initial)
+        engine = self._new_engine(workload, slots=min(LENGTH_SAMPLES, 64))
+        asked = prompts(workload, first=0, count=LENGTH_SAMPLES)
+        requests = [Request(group=p.index, member=0, prompt=self._encode(p, workload.max_prompt_tokens)) for p in asked]
+        engine.submit(requests)
+        samples: list[Sample] = []
+        while not engine.idle:
+            samples += engine.step()
+        at = np.linspace(0.0, 1.0, LENGTH_QUANTILES)
+        return Lengths(
+            prompt=tuple(np.quantile([len(s.prompt) for s in samples], at).tolist()),
+            response=tuple(np.quantile([len(s.response) for s in samples], at).tolist()),
+        )
 
     def peak_bytes(self) -> int:
         """Most bytes occupied since the run began."""
@@ -144,13 +172,10 @@ class DeviceWorker:
         requests = []
         for group in groups:
             (prompt,) = prompts(workload, first=group, count=1)
-            tokens = np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[
-                -workload.max_prompt_tokens :
-            ]
+            tokens = self._encode(prompt, workload.max_prompt_tokens)
             self._open[group] = workload.samples_per_prompt
             requests += [
-                Request(group=group, member=member, prompt=tokens)
-                for member in range(workload.samples_per_prompt)
+                Request(group=group, member=member, prompt=tokens) for member in range(workload.samples_per_prompt)
             ]
         return requests
 

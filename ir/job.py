@@ -161,9 +161,7 @@ class Job:
     def identity(self) -> str:
         """Hash of everything a measurement depends on. Lengths are an observation of the same job, and
         the directory is where it happens to lie: neither is part of it."""
-        document = msgspec.structs.replace(
-            self.document, workload=msgspec.structs.replace(self.workload, lengths=None)
-        )
+        document = msgspec.structs.replace(self.document, workload=msgspec.structs.replace(self.workload, lengths=None))
         source = msgspec.structs.replace(self.document.models.actor, path="")
         document = msgspec.structs.replace(document, models=Models(actor=source))
         return digest({"job": msgspec.to_builtins(document), "actor": _shape_data(self.actor)})
@@ -188,13 +186,9 @@ def resolve(document: JobDocument, directory: Path, *, where: str) -> Job:
     source = document.models.actor
     actor_path = directory / source.path
     if not actor_path.exists():
-        raise InputError(
-            f"{where}: models.actor.path", "must be a directory or config.json that exists", actor_path
-        )
+        raise InputError(f"{where}: models.actor.path", "must be a directory or config.json that exists", actor_path)
     if actor_path.is_file() and source.warm_start is None:
-        raise InputError(
-            f"{where}: models.actor.warm_start", "must be given when `path` is a config.json", None
-        )
+        raise InputError(f"{where}: models.actor.warm_start", "must be given when `path` is a config.json", None)
     workload = document.workload
     if workload.prompts_per_step % workload.minibatches:
         raise InputError(

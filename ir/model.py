@@ -115,9 +115,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            str(file), "must be a Hugging Face directory or config.json", error.strerror
-        ) from error
+        raise InputError(str(file), "must be a Hugging Face directory or config.json", error.strerror) from error
     except ValueError as error:
         raise InputError(str(file), f"must be valid JSON ({error})") from error
     if not isinstance(config, dict):

@@ -29,9 +29,7 @@ def relax(rpeg: Rpeg, staleness: int) -> Rpeg:
     """Let generation run up to `staleness` updates behind. The rollout pool works ahead instead of waiting; samples
     become off-policy, which the importance weight pi_old / pi_rollout corrects. Weights are taken between two
     decode steps, so a sample may span versions; its age is that of its oldest token."""
-    state = tuple(
-        replace(edge, staleness=staleness) if edge.target is Op.GENERATE else edge for edge in rpeg.state
-    )
+    state = tuple(replace(edge, staleness=staleness) if edge.target is Op.GENERATE else edge for edge in rpeg.state)
     return replace(rpeg, state=state)
 
 

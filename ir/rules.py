@@ -197,6 +197,4 @@ def _check_pools(plan: Plan, where: str) -> None:
         )
     used = {plan.generate.pool, plan.logprob.pool, plan.update.pool}
     if unused := set(names) - used:
-        raise InputError(
-            f"{where}: pools", "every pool must run a stage (rule pools-are-used)", sorted(unused)
-        )
+        raise InputError(f"{where}: pools", "every pool must run a stage (rule pools-are-used)", sorted(unused))

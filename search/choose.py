@@ -103,9 +103,7 @@ class Chooser:
         peak += surrogate.memory.mean(self.candidates.levels[left])
         return int(left[peak.argmin()])
 
-    def _short_list(
-        self, surrogate: Surrogate, excluded: set[int], rng: np.random.Generator
-    ) -> tuple[Rows, Floats]:
+    def _short_list(self, surrogate: Surrogate, excluded: set[int], rng: np.random.Generator) -> tuple[Rows, Floats]:
         """The plans with the least predicted step that may fit, others at random, and their chance to fit."""
         left = _without(promising(surrogate), excluded)
         if len(left) == 0:

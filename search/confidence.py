@@ -84,9 +84,7 @@ def recommend(candidates: Candidates, trials: Sequence[Trial]) -> Trial | None:
     runs = runs_of(candidates, trials)
     leader = leader_of(fit_surrogate(candidates, runs), runs)
     of_leader = [
-        trial
-        for trial, run in zip(trials, runs, strict=True)
-        if run.row == leader and run.seconds is not None
+        trial for trial, run in zip(trials, runs, strict=True) if run.row == leader and run.seconds is not None
     ]
     return of_leader[-1] if of_leader else None
 

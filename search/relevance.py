@@ -47,9 +47,7 @@ def relevance_from(space: Space, levels: Levels, stage_seconds: Floats) -> NDArr
         stage_seconds: float64[n, S], modelled.
     """
     keys = mixed_radix(levels, space)
-    columns = [
-        _depends(keys - levels[:, axis] * stride, stage_seconds) for axis, stride in enumerate(strides(space))
-    ]
+    columns = [_depends(keys - levels[:, axis] * stride, stage_seconds) for axis, stride in enumerate(strides(space))]
     return np.stack(columns, axis=1)
 
 

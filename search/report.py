@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from search.confidence import Confidence
+from ir.plan import Plan
+from search.confidence import Confidence, leave_one_out
+from search.runs import locate
 from search.survey import Survey
 from traces.schema import Trial, TrialState
 from traces.store import objective
@@ -83,10 +86,8 @@ def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) ->
     )
 
 
-def plan_of(survey: Survey, trial: Trial):  # type: ignore[no-untyped-def]
+def plan_of(survey: Survey, trial: Trial) -> Plan:
     """The plan that a trial ran."""
-    from search.runs import locate
-
     return survey.candidates.plan(locate(survey.candidates, trial.params))
 
 
@@ -127,15 +128,48 @@ def _preset_seconds(trials: Sequence[Trial]) -> dict[str, float]:
     return measured
 
 
-def accuracy_text(survey: Survey, trials: Sequence[Trial], predicted: Mapping[str, np.ndarray]) -> str:  # type: ignore[type-arg]
-    """How well predictions met the measurements."""
-    lines = []
+def accuracy_text(survey: Survey, trials: Sequence[Trial]) -> str:
+    """How well the model met the measurements, before and after learning from the other trials."""
+    figures = accuracy(survey, trials)
+    return (
+        f"predicted against measured step over {figures.num_plans} plans: median error {figures.median_before:.1%} "
+        f"by the model, {figures.median_after:.1%} once the other trials are learnt; Kendall tau {figures.tau:.2f}"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Predicted against measured step seconds over the completed trials of a study."""
+
+    num_plans: int
+    median_before: float
+    """Median relative error of the model."""
+    median_after: float
+    """The same with residuals learnt from all other plans' trials (leave one out)."""
+    tau: float
+    """Kendall's rank correlation of the model's step and the measured one; NaN for fewer than two plans."""
+
+
+def accuracy(survey: Survey, trials: Sequence[Trial]) -> Accuracy:
+    """Compare predictions with measurements."""
+    from scipy.stats import kendalltau
+
     measured = np.array([objective(t.step_seconds) or np.nan for t in trials])
-    for name, values in predicted.items():
-        good = np.isfinite(values) & np.isfinite(measured)
-        error = np.median(np.abs(values[good] / measured[good] - 1.0))
-        lines.append(f"{name}: median error {error:.1%} over {int(good.sum())} trials")
-    return "\n".join(lines)
+    before = np.array([survey.step_seconds[locate(survey.candidates, t.params)] for t in trials])
+    after = leave_one_out(survey.candidates, trials)
+    good = np.isfinite(measured) & np.isfinite(after)
+    return Accuracy(
+        num_plans=int(good.sum()),
+        median_before=float(np.median(np.abs(before[good] / measured[good] - 1.0))),
+        median_after=float(np.median(np.abs(after[good] / measured[good] - 1.0))),
+        tau=float(kendalltau(before[good], measured[good]).statistic),
+    )
+
+
+def trials_text(survey: Survey, trials: Sequence[Trial]) -> str:
+    """All trials, in order."""
+    lines = [trial_text(survey, trial, number, best_seconds(trials[:number])) for number, trial in enumerate(trials, 1)]
+    return "\n".join(lines) if lines else "no trials yet"
 
 
 def align(table: Sequence[Sequence[str]]) -> str:

@@ -130,9 +130,7 @@ def _pending(candidates: Candidates, trials: Sequence[Trial], labels: Mapping[in
     return next((row for row in labels if row not in settled), None)
 
 
-def _stop(
-    problem: Problem, budget: Budget, trials: Sequence[Trial], labels: Mapping[int, str]
-) -> Stop | None:
+def _stop(problem: Problem, budget: Budget, trials: Sequence[Trial], labels: Mapping[int, str]) -> Stop | None:
     if len(trials) >= budget.max_trials:
         return Stop.TRIALS
     if sum((trial.ended_at - trial.started_at).total_seconds() for trial in trials) >= budget.max_seconds:
@@ -202,7 +200,5 @@ def _attempt(evaluate: Evaluate, plan: Plan, monitor: Monitor) -> Outcome:
     steps = outcome.step_seconds
     if outcome.state is TrialState.COMPLETE and not usable(steps):
         detail = f"step_seconds must be positive and finite, got {list(steps)}"
-        return replace(
-            outcome, state=TrialState.FAILED, failure="no-time", failure_detail=detail, step_seconds=()
-        )
+        return replace(outcome, state=TrialState.FAILED, failure="no-time", failure_detail=detail, step_seconds=())
     return outcome

@@ -147,9 +147,7 @@ def fit_surrogate(candidates: Candidates, runs: Sequence[Run]) -> Surrogate:
     filled = _fill(candidates, rows, times, stages) if timed else modelled
     data = Data(
         levels=candidates.levels[rows],
-        targets=np.log(
-            np.array([run.seconds for run in done], dtype=float) / candidates.compose(filled, rows)
-        ),
+        targets=np.log(np.array([run.seconds for run in done], dtype=float) / candidates.compose(filled, rows)),
         variance=step_variance,
     )
     # Without stages the composition's residual is that of the whole step, which may depend on any axis.

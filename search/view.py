@@ -66,9 +66,7 @@ class LeftOut:
     reason: str
 
 
-def admit(
-    candidates: Candidates, identity: Identity, trials: Sequence[Trial]
-) -> tuple[list[Trial], list[LeftOut]]:
+def admit(candidates: Candidates, identity: Identity, trials: Sequence[Trial]) -> tuple[list[Trial], list[LeftOut]]:
     """Which stored trials belong to a study, by start time, and which do not and why."""
     admitted, left_out = [], []
     for trial in sorted(trials, key=lambda trial: (trial.started_at, trial.run_id)):
@@ -106,9 +104,7 @@ def _misplaced(candidates: Candidates, trial: Trial) -> str:
 def distributions(space: Space) -> dict[str, BaseDistribution]:
     """One per axis, always the same: levels of ordered axes, values of the others."""
     return {
-        axis.name: IntDistribution(0, len(axis.values) - 1)
-        if axis.ordered
-        else CategoricalDistribution(axis.values)
+        axis.name: IntDistribution(0, len(axis.values) - 1) if axis.ordered else CategoricalDistribution(axis.values)
         for axis in space.axes
     }
 
@@ -183,9 +179,7 @@ def read_study(candidates: Candidates, trials: Sequence[FrozenTrial]) -> tuple[l
 def _row_of(candidates: Candidates, trial: FrozenTrial) -> int | None:
     """The plan of a trial, which a trial has from the moment it is chosen or enqueued."""
     attributes = trial.system_attrs
-    return row_of_params(
-        candidates, attributes.get(PLAN_ATTRIBUTE) or attributes.get("fixed_params") or trial.params
-    )
+    return row_of_params(candidates, attributes.get(PLAN_ATTRIBUTE) or attributes.get("fixed_params") or trial.params)
 
 
 def row_of_params(candidates: Candidates, params: Mapping[str, Any]) -> int | None:

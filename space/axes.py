@@ -66,9 +66,7 @@ class Space:
 
     def decode(self, levels: Levels) -> PlanBatch:
         """Plans of levels int64[n, axes]."""
-        return PlanBatch(
-            **{axis.name: np.asarray(axis.values)[levels[:, i]] for i, axis in enumerate(self.axes)}
-        )
+        return PlanBatch(**{axis.name: np.asarray(axis.values)[levels[:, i]] for i, axis in enumerate(self.axes)})
 
 
 def default_space(job: Job, devices: int) -> Space:
@@ -93,9 +91,7 @@ def default_space(job: Job, devices: int) -> Space:
         "merge_logprobs": (flag, False),
         "stream": (flag, False),
     }
-    return Space(
-        axes=tuple(Axis(name=name, values=values[name][0], ordered=values[name][1]) for name in COLUMNS)
-    )
+    return Space(axes=tuple(Axis(name=name, values=values[name][0], ordered=values[name][1]) for name in COLUMNS))
 
 
 def _powers_of_two(limit: int) -> tuple[int, ...]:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from typing import Any
 
+import build
 import numpy as np
+from numpy.typing import NDArray
 
-from ir.job import Algorithm, Job, JobDocument, Limits, Models, ModelSource, Task, WarmStart, Workload
-from ir.model import ModelShape
 from ir.plan import Plan
 from ir.rules import Setting
 from search.problem import Candidates, Floats, Monitor, Outcome, Rows
 from search.relevance import relevance_from
+from search.study import Problem
+from search.view import Identity
 from space.axes import default_space
 from space.enumerate import LegalPlans, enumerate_legal
 from traces.schema import TrialState
@@ -23,40 +25,10 @@ STAGES = ("generate", "reference_logprob", "old_logprob", "update", "sync")
 CAPACITY = 10e9
 
 
-def make_job(*, prompts: int = 32, samples: int = 4, max_staleness: int = 2) -> Job:
-    """A job of `prompts` x `samples` sequences per step."""
-    document = JobDocument(
-        name="synthetic",
-        algorithm=Algorithm(name="grpo", learning_rate=1e-4, kl_coefficient=0.01),
-        models=Models(
-            actor=ModelSource(path="config.json", warm_start=WarmStart(steps=1, batch=1, learning_rate=1e-3))
-        ),
-        workload=Workload(
-            tasks=(Task(dataset="sums"),),
-            prompts_per_step=prompts,
-            samples_per_prompt=samples,
-            max_prompt_tokens=32,
-            max_response_tokens=32,
-        ),
-        limits=Limits(max_staleness=max_staleness),
-    )
-    shape = ModelShape(
-        layers=2,
-        hidden=64,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        ffn=128,
-        vocab=256,
-        tied=True,
-        qkv_bias=False,
-        qk_norm=True,
-    )
-    return Job(document=document, directory=Path("."), actor=shape)
-
-
-def make_candidates(job: Job, devices: int) -> Candidates:
-    """All legal plans with a simple model: work over devices, per-pass overhead, pools in turn or side by side."""
+def make_candidates(*, prompts: int = 4, devices: int = 2, max_staleness: int = 1) -> Candidates:
+    """All legal plans of a job of `prompts` x 4 samples, with a simple model: work over devices and a cost
+    per pass, pools in turn or side by side."""
+    job = build.job(prompts_per_step=prompts, max_staleness=max_staleness)
     space = default_space(job, devices)
     legal = enumerate_legal(space, Setting(job=job, devices=devices))
     seconds = _stage_seconds(legal, job.workload.sequences)
@@ -68,7 +40,7 @@ def make_candidates(job: Job, devices: int) -> Candidates:
         memory_bytes=_memory(legal),
         capacity_bytes=CAPACITY,
         relevance=relevance_from(space, legal.levels, seconds),
-        compose=_composition(legal, overlap=1.0),
+        compose=Composition(legal, overlap=1.0),
     )
 
 
@@ -94,7 +66,7 @@ def _memory(legal: LegalPlans) -> Floats:
     return np.asarray(together, dtype=float)
 
 
-class _composition:
+class Composition:
     """Colocated: all stages in turn. Disaggregated: generation beside training where stale weights allow it;
     `overlap` is the share of the shorter side that is really hidden."""
 
@@ -113,7 +85,7 @@ class _composition:
 
 @dataclass
 class World:
-    """What really happens: per stage a multiplier and a curve per axis unknown to the model; noise."""
+    """What really happens, unknown to the search."""
 
     candidates: Candidates
     step_seconds: Floats
@@ -127,7 +99,7 @@ class World:
     runs: list[int] = field(default_factory=list)
 
     @property
-    def fits(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    def fits(self) -> NDArray[np.bool_]:
         return self.memory_bytes <= CAPACITY
 
     @property
@@ -138,6 +110,10 @@ class World:
     def distance(self, row: int) -> float:
         """How much slower a plan is than the best: 0.1 is 10%."""
         return float(self.step_seconds[row] / self.best - 1)
+
+    def best_measured(self) -> float:
+        """Distance of the best plan run so far."""
+        return min(self.distance(row) for row in self.runs if self.fits[row])
 
     def evaluate(self, plan: Plan, monitor: Monitor) -> Outcome:
         """One run. Its noise depends on the plan and on how often it was run, so that a resumed study sees the same."""
@@ -165,6 +141,24 @@ class World:
         )
 
 
+IDENTITY = Identity(study="job", hardware="here", software="now", model_version="1")
+
+
+def problem_of(world: World, **changes: Any) -> Problem:
+    """The search problem of a world."""
+    return Problem(candidates=world.candidates, evaluate=world.evaluate, identity=IDENTITY, **changes)
+
+
+def true_world(candidates: Candidates, **changes: Any) -> World:
+    """A world that is as the model says, with noise of half a percent."""
+    return World(
+        candidates=candidates,
+        step_seconds=candidates.step_seconds,
+        stage_seconds=candidates.stage_seconds,
+        **{"memory_bytes": candidates.memory_bytes, "run_noise": 0.005, "step_noise": 0.005} | changes,
+    )
+
+
 def hidden_world(candidates: Candidates, seed: int, *, misfit: float = 1.0) -> World:
     """A world whose stages are 0.6-1.8 x the model's, bent along every relevant axis and one more."""
     rng = np.random.default_rng(seed)
@@ -181,7 +175,7 @@ def hidden_world(candidates: Candidates, seed: int, *, misfit: float = 1.0) -> W
     legal = LegalPlans(
         space=candidates.space, levels=candidates.levels, batch=candidates.space.decode(candidates.levels)
     )
-    compose = _composition(legal, overlap=1.0 - 0.3 * misfit * rng.random())
+    compose = Composition(legal, overlap=1.0 - 0.3 * misfit * rng.random())
     rows = np.arange(len(candidates))
     return World(
         candidates=candidates,

@@ -94,9 +94,7 @@ def test_every_step_visits_every_stage_once_in_order_and_keeps_the_bound(name: s
         for ops in order:
             groups = sorted(g for v in visits if v.ops == ops for g in v.groups)
             assert groups == list(range(step * PER_STEP, (step + 1) * PER_STEP))
-        last_seen = [
-            max(i for i, v in enumerate(machine.log) if v.step == step and v.ops == ops) for ops in order
-        ]
+        last_seen = [max(i for i, v in enumerate(machine.log) if v.step == step and v.ops == ops) for ops in order]
         streamed = [all(op in machine.rpeg.streamed for op in ops) for ops in order]
         firm = [i for i, is_streamed in zip(last_seen, streamed, strict=True) if not is_streamed]
         assert firm == sorted(firm)

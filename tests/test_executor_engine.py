@@ -28,16 +28,12 @@ def _one_thread() -> Iterator[None]:
 def model_of(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     sizes = {k: v for k, v in build.QWEN3_CONFIG.items() if k not in ("model_type", "architectures")}
-    config = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}[kind](
-        **sizes, initializer_range=0.2
-    )
+    config = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}[kind](**sizes, initializer_range=0.2)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     return model.eval()
 
 
-def run(
-    model: PreTrainedModel, *, slots: int, groups: int = 5, members: int = 3, limit: int = 20
-) -> list[Sample]:
+def run(model: PreTrainedModel, *, slots: int, groups: int = 5, members: int = 3, limit: int = 20) -> list[Sample]:
     engine = Engine(
         model,
         slots=slots,

@@ -37,9 +37,7 @@ def test_loss_by_hand() -> None:
 
 
 def test_gradient_by_hand() -> None:
-    logprob = torch.tensor(
-        [-1.0, -1.0 + math.log(2), -1.0 + math.log(2)], dtype=torch.float64, requires_grad=True
-    )
+    logprob = torch.tensor([-1.0, -1.0 + math.log(2), -1.0 + math.log(2)], dtype=torch.float64, requires_grad=True)
     _loss(logprob).sum().backward()
     # d(-ratio A)/d logprob = -ratio A; none where the clip binds
     assert logprob.grad is not None

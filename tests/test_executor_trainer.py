@@ -48,9 +48,7 @@ def updated(
     """Gradient of an update, flattened."""
     model = copy.deepcopy(model)
     trainer = Trainer(model, build.job(max_gradient_norm=1e9).algorithm, temperature=1.0)
-    trainer.update(
-        rows, tokens=tokens or tokens_of(rows), micro_batch=micro_batch, recompute=recompute, reduce=reduce
-    )
+    trainer.update(rows, tokens=tokens or tokens_of(rows), micro_batch=micro_batch, recompute=recompute, reduce=reduce)
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 

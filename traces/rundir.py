@@ -26,15 +26,21 @@ class RunDirectory:
 
     path: Path
 
-    def create(self, job: Job, cluster: Cluster) -> None:
-        """Write the documents that a resume needs; the job's model is referred to by an absolute path, or copied
-        if it is only a configuration.
+    def check(self, job: Job) -> None:
+        """Refuse to mix two jobs.
 
         Raises:
             InputError: the directory holds another job.
         """
-        if (self.path / JOB).exists() and self.job().identity != job.identity:
-            raise InputError(str(self.path / JOB), "must be the job that is searched, holds another", self.job().document.name)
+        if (self.path / JOB).exists() and (other := self.job()).identity != job.identity:
+            got = f"another ({other.document.name}, {other.identity})"
+            raise InputError(
+                str(self.path / JOB), f"must be the job searched ({job.document.name}, {job.identity})", got
+            )
+
+    def create(self, job: Job, cluster: Cluster) -> None:
+        """Write the documents that a resume needs; the job's model is referred to by an absolute path, or copied
+        if it is only a configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
         actor = str(job.actor_path.resolve())
         if job.actor_path.is_file():

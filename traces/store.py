@@ -1,4 +1,4 @@
-"""Trials and spans on disk: a folder of Parquet files that is only ever added to.
+"""Trials, steps and spans on disk: a folder of Parquet files that is only ever added to.
 
 Every write is a new file that appears whole or not at all, so a kill at any moment
 leaves the folder readable and any number of writers may share it. A file that
@@ -17,15 +17,28 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from traces.schema import SCHEMA_VERSION, SPAN_SCHEMA, TRIAL_SCHEMA, Span, Trial, TrialState
+from traces.schema import (
+    SCHEMA_VERSION,
+    SPAN_SCHEMA,
+    STEP_SCHEMA,
+    TRIAL_SCHEMA,
+    Span,
+    Step,
+    Trial,
+    TrialState,
+)
+
+R = TypeVar("R", Step, Span)
 
 TRIALS = "trials"
+STEPS = "steps"
 SPANS = "spans"
+STEPS = "steps"
 
 _ABSENT: dict[str, Any] = {
     "study": "",
@@ -64,8 +77,12 @@ def write_trial(run_dir: Path, trial: Trial) -> Path:
 
 def write_spans(run_dir: Path, spans: Iterable[Span]) -> Path | None:
     """Add spans as one file; returns it, or None if there were none."""
-    rows = [asdict(span) | {"schema_version": SCHEMA_VERSION} for span in spans]
-    return _write(run_dir / SPANS, pa.Table.from_pylist(rows, schema=SPAN_SCHEMA)) if rows else None
+    return _write_records(run_dir / SPANS, SPAN_SCHEMA, spans)
+
+
+def write_steps(run_dir: Path, steps: Iterable[Step]) -> Path | None:
+    """Add steps as one file; returns it, or None if there were none."""
+    return _write_records(run_dir / STEPS, STEP_SCHEMA, steps)
 
 
 def read_trials(run_dir: Path) -> list[Trial]:
@@ -91,20 +108,22 @@ def read_spans(run_dir: Path, run_id: str | None = None) -> list[Span]:
     Warns:
         UnreadableTrace: names a file or row that was left out.
     """
-    spans: dict[Span, None] = {}
-    for file, row in _rows(run_dir / SPANS, SPAN_SCHEMA):
-        if run_id is not None and row.get("run_id") != run_id:
-            continue
-        try:
-            row.pop("schema_version", None)
-            spans[Span(**row)] = None
-        except TypeError as error:
-            _warn(file, f"span of run {row.get('run_id')!r} left out: {error}")
+    spans = _read_records(run_dir / SPANS, SPAN_SCHEMA, Span, run_id)
     return sorted(spans, key=lambda s: (s.run_id, s.start_s, s.device, s.end_s))
 
 
+def read_steps(run_dir: Path, run_id: str | None = None) -> list[Step]:
+    """The steps of one run, or of all, each once, by run and number.
+
+    Warns:
+        UnreadableTrace: names a file or row that was left out.
+    """
+    steps = _read_records(run_dir / STEPS, STEP_SCHEMA, Step, run_id)
+    return sorted(steps, key=lambda s: (s.run_id, s.step))
+
+
 def compact(run_dir: Path) -> None:
-    """Merge the files of trials, and those of spans, into one each. Not while another process writes.
+    """Merge the files of trials, of steps and of spans into one each. Not while another process writes.
 
     The merged file is complete before the first old one goes; a crash in between leaves rows
     twice, which reading mends. Columns of later versions are kept; unreadable files stay.
@@ -112,13 +131,35 @@ def compact(run_dir: Path) -> None:
     Warns:
         UnreadableTrace: names a file that was left as it is.
     """
-    for folder in (run_dir / TRIALS, run_dir / SPANS):
+    for folder in (run_dir / TRIALS, run_dir / STEPS, run_dir / SPANS):
         parts = _read_parts(folder)
         if len(parts) < 2:
             continue
         _write(folder, pa.concat_tables([table for _, table in parts], promote_options="permissive"))
         for file, _ in parts:
             file.unlink()
+
+
+def _write_records(folder: Path, schema: pa.Schema, records: Iterable[Step | Span]) -> Path | None:
+    rows = [asdict(record) | {"schema_version": SCHEMA_VERSION} for record in records]
+    return _write(folder, pa.Table.from_pylist(rows, schema=schema)) if rows else None
+
+
+def _read_records(folder: Path, schema: pa.Schema, kind: type[R], run_id: str | None) -> Iterable[R]:
+    """Records of one run or of all, each once: a merge that was cut short leaves them twice."""
+    records: dict[R, None] = {}
+    for file, row in _rows(folder, schema):
+        if run_id is not None and row.get("run_id") != run_id:
+            continue
+        row.pop("schema_version", None)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}
+        try:
+            record = kind(**values)
+        except TypeError as error:
+            _warn(file, f"row of run {row.get('run_id')!r} left out: {error}")
+            continue
+        records[record] = None
+    return records
 
 
 def _write(folder: Path, table: pa.Table) -> Path:

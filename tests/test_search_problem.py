@@ -1,0 +1,68 @@
+"""Candidates, budgets and what the axes mean to the stages."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import build
+import numpy as np
+import pytest
+import search_world as sw
+
+from ir.errors import InputError
+from search import relevance
+from search.problem import Budget
+from search.relevance import relevance_from
+
+CANDIDATES = sw.make_candidates()
+
+
+def test_every_candidate_is_found_by_its_plan() -> None:
+    rows = np.arange(len(CANDIDATES))
+    np.testing.assert_array_equal(CANDIDATES.rows_of(CANDIDATES.levels), rows)
+    for row in (0, 7, len(CANDIDATES) - 1):
+        assert CANDIDATES.row_of(CANDIDATES.plan(row)) == row
+
+
+def test_plans_that_are_no_candidates() -> None:
+    assert CANDIDATES.row_of(build.plan(rollout=1, train=9)) is None, "no such value on the axis"
+    assert CANDIDATES.row_of(build.plan(train=2, rollout=2)) is None, "more devices than there are"
+
+
+def test_params_are_the_values_of_the_axes() -> None:
+    row = CANDIDATES.row_of(build.plan(train=2, colocated=True, concurrency=8, logprob_micro_batch=4))
+    assert row is not None
+    params = CANDIDATES.params(row)
+    assert (params["colocated"], params["train_devices"], params["concurrency"]) == ("1", "2", "8")
+
+
+@pytest.mark.parametrize("changes", [{"min_steps": 0}, {"min_steps": 6, "max_steps": 5}, {"max_trials": 0}])
+def test_budgets_that_make_no_sense(changes: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="budget"):
+        Budget(**changes)
+
+
+def test_relevance_is_what_pairs_of_plans_show() -> None:
+    """Against every pair of plans of a small space that differ in one axis."""
+    small = sw.make_candidates(prompts=2, max_staleness=1)
+    some = np.random.default_rng(0).permutation(len(small))[:400]
+    levels, seconds = small.levels[some], small.stage_seconds[some]
+    expected = np.zeros((len(sw.STAGES), levels.shape[1]), dtype=bool)
+    for a, b in combinations(range(len(some)), 2):
+        (axes,) = np.nonzero(levels[a] != levels[b])
+        if len(axes) == 1:
+            expected[:, axes[0]] |= seconds[a] != seconds[b]
+    np.testing.assert_array_equal(relevance_from(small.space, levels, seconds), expected)
+
+
+def test_relevance_of_a_sample_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = sw.make_candidates(prompts=8, devices=4)
+    whole = relevance_from(large.space, large.levels, large.stage_seconds)
+    monkeypatch.setattr(relevance, "MAX_ROWS", len(large) // 4)
+    np.testing.assert_array_equal(relevance_from(large.space, large.levels, large.stage_seconds), whole)
+
+
+def test_the_composition_depends_on_what_runs_side_by_side() -> None:
+    names = [axis.name for axis in CANDIDATES.space.axes]
+    relevant = {name for name, yes in zip(names, CANDIDATES.composition_relevance, strict=True) if yes}
+    assert relevant == {"staleness", "stream"}
