@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from search.problem import Budget, Monitor, Outcome
     from search.study import Result
     from search.survey import Survey
-    from traces.rundir import RunDirectory
     from search.view import Identity
+    from traces.rundir import RunDirectory
     from traces.schema import Span, Step, Trial
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
@@ -253,10 +254,11 @@ class _RealRuns:
         self._session = session
         self._found = found
         self._last: RunResult | None = None
+        self._last_step_at = time.monotonic()
 
     def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
         """Run until the monitor has seen enough."""
-        from executor.run import WARM_UP_STEPS
+        from executor.run import HANG_SECONDS, HANG_STEPS, WARM_UP_STEPS, Options
         from ir.lower import lower
         from search.problem import Outcome
         from traces.schema import TrialState
@@ -264,14 +266,19 @@ class _RealRuns:
         measured: list[float] = []
 
         def on_step(report: StepReport) -> bool:
+            self._last_step_at = time.monotonic()
             if report.step < WARM_UP_STEPS:
                 return True
             measured.append(report.seconds)
             return monitor(measured)
 
         started = datetime.now(UTC)
+        row = self._found.candidates.row_of(plan)
+        predicted = float(self._found.step_seconds[row]) if row is not None else 0.0
         # The monitor ends the run; the number of steps only has to be large enough.
-        result = self._session.run(lower(self._found.job, plan), steps=1 << 20, on_step=on_step)
+        options = Options(steps=1 << 20, hang_seconds=max(HANG_SECONDS, HANG_STEPS * predicted))
+        since_last_step = time.monotonic() - self._last_step_at
+        result = self._session.run(lower(self._found.job, plan), options, on_step)
         self._last = result
         states = {"": TrialState.COMPLETE, "oom": TrialState.INFEASIBLE}
         done = bool(result.step_seconds) and not result.failure
@@ -285,7 +292,7 @@ class _RealRuns:
             max_staleness=max(result.staleness, default=0),
             mean_reward=_mean([step.reward for step in result.steps]),
             response_tokens=_mean([step.response_tokens for step in result.steps]),
-            setup_seconds=result.setup_seconds,
+            setup_seconds=since_last_step + result.setup_seconds,
             warm=result.warm,
             started_at=started,
             ended_at=datetime.now(UTC),
@@ -323,6 +330,7 @@ def _run_final(
     """Run a plan for its own sake and show the reward."""
     from tqdm import tqdm
 
+    from executor.run import Options
     from ir.lower import lower
     from traces.store import write_spans, write_steps
 
@@ -334,7 +342,7 @@ def _run_final(
             bar.update()
             return True
 
-        result = session.run(lower(job, plan), steps=steps, on_step=on_step, ahead=False, run_id=run_id)
+        result = session.run(lower(job, plan), Options(steps=steps, ahead=False), on_step, run_id)
     if keep is not None:
         write_spans(keep.path, result.spans)
         write_steps(keep.path, result.steps_as(run_id))

@@ -71,7 +71,8 @@ class Estimate:
         """Step seconds float64[..., m] from stage seconds float64[..., m, STAGES] of the plans `rows` intp[m]:
         the model's composition, open to corrected stage times."""
         cycles = self.cycles(stage_seconds, rows)
-        return np.maximum.reduce(list(cycles.values()))
+        longest: Float = np.maximum.reduce(list(cycles.values()))
+        return longest
 
     def cycles(self, stage_seconds: Float, rows: Rows) -> dict[str, Float]:
         """Seconds per step of each cycle, float64[..., m]; 0 where a plan has no such cycle."""

@@ -60,7 +60,7 @@ class Distribution:
         # The j-th longest of n draws is expected at probability (n - j + 1 - 0.375) / (n + 0.25).
         first = np.arange(0, n, b)
         sizes = np.minimum(b, n - first)
-        longest = self.quantile((n - first - 0.375) / (n + 0.25))
+        longest = self.quantile(((n - first - 0.375) / (n + 0.25)).astype(float))
         return float((sizes * longest**power).sum())
 
 

@@ -63,7 +63,7 @@ def memory(s: Setup, b: PlanBatch) -> Memory:
 def _update_activations(s: Setup, b: PlanBatch) -> Float:
     """Kept for the backward pass: a layer's tensors, or with recomputation one input per layer and one layer's."""
     shape, p, width = s.job.actor, priors(), s.roofline.bytes_per_value
-    tokens = b.update_micro_batch * _longest(s)
+    tokens = b.update_micro_batch.astype(float) * _longest(s)
     heads = shape.attention_width + shape.kv_width
     layer = p.saved_hidden * shape.hidden + p.saved_heads * heads + p.saved_ffn * shape.ffn
     kept = np.where(b.recompute == 1, shape.layers * shape.hidden + layer, shape.layers * layer)
@@ -73,7 +73,7 @@ def _update_activations(s: Setup, b: PlanBatch) -> Float:
 
 def _logprob_activations(s: Setup, b: PlanBatch) -> Float:
     shape, width = s.job.actor, s.roofline.bytes_per_value
-    tokens = b.logprob_micro_batch * _longest(s)
+    tokens = b.logprob_micro_batch.astype(float) * _longest(s)
     layer = 6.0 * shape.hidden + 3.0 * shape.ffn
     return priors().fragmentation * tokens * (layer * width + 3.0 * shape.vocab * 4)
 

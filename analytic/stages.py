@@ -150,13 +150,13 @@ def _passes(s: Setup, count: NDArray[np.int64], size: NDArray[np.int64]) -> Floa
     batches = -(-count // size)
     launches = batches * (host.forward_s + s.job.actor.layers * host.forward_layer_s)
     tokens, squares = total.padded(count, size), total.padded_squares(count, size)
-    return launches + _many(s, batches, tokens, squares, count * s.lengths.response.mean)
+    return launches + _many(s, batches, tokens, squares, count.astype(float) * s.lengths.response.mean)
 
 
 def _many(s: Setup, batches: NDArray[np.int64], tokens: Float, squares: Float, head: Float) -> Float:
     """Forward time of several micro-batches: weights are read in each."""
     once = forward_seconds(s, np.zeros(1), np.zeros(1), np.zeros(1))[0]
-    return forward_seconds(s, tokens, squares, head) + (batches - 1) * once
+    return forward_seconds(s, tokens, squares, head) + (batches - 1).astype(float) * float(once)
 
 
 def update(s: Setup, b: PlanBatch) -> Float:
@@ -171,7 +171,7 @@ def update(s: Setup, b: PlanBatch) -> Float:
         batches,
         total.padded(count, size),
         total.padded_squares(count, size),
-        count * s.lengths.response.mean,
+        count.astype(float) * s.lengths.response.mean,
     )
     launches = batches * (host.train_s + shape.layers * (host.train_layer_s + b.recompute * host.forward_layer_s))
     compute = forward * (1.0 + p.backward_ratio + b.recompute)
@@ -182,7 +182,8 @@ def update(s: Setup, b: PlanBatch) -> Float:
         + shape.layers * host.optimizer_layer_s
         + p.optimizer_values * gradients / s.cluster.device.memory_bandwidth
     )
-    return s.job.updates_per_step * (launches + compute + reduce + adam)
+    total_s: Float = s.job.updates_per_step * (launches + compute + reduce + adam)
+    return total_s
 
 
 def sync(s: Setup, b: PlanBatch) -> Float:
@@ -195,9 +196,10 @@ def sync(s: Setup, b: PlanBatch) -> Float:
     )
     # Flattened, put into shared memory, read and copied into place: each a read and a write.
     across = np.where(b.colocated == 1, 0.0, s.cluster.call_s + 4 * 2.0 * size / s.cluster.device.memory_bandwidth)
-    return inside + across
+    total: Float = inside + across
+    return total
 
 
 def reward(s: Setup, b: PlanBatch) -> Float:
     """Verifying responses, divided over the training pool."""
-    return s.job.workload.sequences / b.train_devices * priors().reward_s
+    return s.job.workload.sequences * priors().reward_s / b.train_devices.astype(float)

@@ -8,11 +8,13 @@ the way is ended.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,7 +77,7 @@ class Fleet:
             num_cpus=logical,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="error",
+            logging_level=logging.ERROR,
             object_store_memory=256 * 2**20,
             _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
         )
@@ -108,7 +110,8 @@ class Fleet:
     def sample_lengths(self, job: Job, model_path: str) -> Lengths:
         """Prompt and response lengths of a few hundred samples of the model."""
         (pool,), _ = self.acquire([PoolSpan(name="all", first_device=0, devices=self._devices)])
-        lengths: Lengths = ray.get(pool.workers[0].call.remote("sample_lengths", job.workload, model_path))
+        reply: Any = pool.workers[0].call.remote("sample_lengths", job.workload, model_path)
+        lengths: Lengths = ray.get(reply)
         return lengths
 
     def discard(self, pools: Sequence[Pool]) -> None:
@@ -133,7 +136,9 @@ class Fleet:
         group = placement_group(bundles, strategy="PACK")
         ray.get(group.ready(), timeout=START_TIMEOUT_S)
         workers = [self._worker(group, rank, device) for rank, device in enumerate(span.device_ids)]
-        replies = ray.get([worker.call.remote("ready") for worker in workers], timeout=START_TIMEOUT_S)
+        replies: list[tuple[int, int]] = ray.get(
+            [worker.call.remote("ready") for worker in workers], timeout=START_TIMEOUT_S
+        )
         took = time.monotonic() - begun
         address = f"127.0.0.1:{_free_port()}"
         ray.get(
@@ -158,8 +163,9 @@ class Fleet:
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}},
         }
         cores = [device_core(device)] if self._kind == "cpu" else []
-        actor = ray.remote(DeviceActor).options(**options)
-        return actor.remote(device_id=device, cores=cores, kind=self._kind)
+        actor: Any = ray.remote(DeviceActor).options(**options)
+        handle: ActorHandle[DeviceActor] = actor.remote(device_id=device, cores=cores, kind=self._kind)
+        return handle
 
 
 def device_core(device: int) -> int:
@@ -182,11 +188,5 @@ def _free_port() -> int:
 
 def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
-        _quietly(lambda pid=pid: os.kill(pid, signal.SIGKILL))
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except ProcessLookupError:
-        return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

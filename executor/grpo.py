@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ir.job import Algorithm
+
 
 def group_advantages(rewards: Sequence[float]) -> NDArray[np.float64]:
     """(reward - mean) / standard deviation within a group, float64[n]; zeros if all rewards are equal
@@ -25,9 +27,7 @@ def token_loss(
     rollout: Tensor,
     reference: Tensor | None,
     advantage: Tensor,
-    clip: float,
-    kl_coefficient: float,
-    max_importance_weight: float,
+    algorithm: Algorithm,
 ) -> Tensor:
     """Loss of each response token, all arguments float[tokens].
 
@@ -36,10 +36,10 @@ def token_loss(
     the non-negative KL estimator exp(d) - d - 1 with d = log pi_ref - log pi (Schulman 2020).
     """
     ratio = torch.exp(logprob - old)
-    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-    weight = torch.exp(old - rollout).clamp(max=max_importance_weight).detach()
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(1 - algorithm.clip, 1 + algorithm.clip) * advantage)
+    weight = torch.exp(old - rollout).clamp(max=algorithm.max_importance_weight).detach()
     loss = -weight * surrogate
     if reference is not None:
         difference = reference - logprob
-        loss = loss + kl_coefficient * (torch.exp(difference) - difference - 1)
+        loss = loss + algorithm.kl_coefficient * (torch.exp(difference) - difference - 1)
     return loss

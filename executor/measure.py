@@ -98,7 +98,7 @@ def _collectives(pool: Pool) -> tuple[CollectivePoint, ...]:
 
 def _call(pool: Pool) -> float:
     """Median seconds from calling a worker until its answer is here."""
-    seconds = []
+    seconds: list[float] = []
     for _ in range(50):
         begun = time.perf_counter()
         ray.get(pool.workers[0].call.remote("ready"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,12 @@ from traces.schema import Span, Step
 
 WARM_UP_STEPS = 1
 """Steps at the start whose times are dropped: caches fill and pipelines start."""
+
+HANG_SECONDS = 60.0
+"""Least time without any sign of life after which a run counts as hung."""
+
+HANG_STEPS = 20.0
+"""And that many predicted steps, if they are longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Options:
     """Steps in all, the warm-up included."""
     ahead: bool = True
     """Generate beyond the last step, so that it is measured like the others."""
-    hang_seconds: float = 60.0
+    hang_seconds: float = HANG_SECONDS
     """A run in which nothing finishes for so long is ended."""
 
 
@@ -142,7 +148,7 @@ def execute(
     return RunResult(
         steps=tuple(run.reports),
         spans=tuple(run.spans),
-        stage_seconds=stage_seconds(run.spans, run.step_ends),
+        stage_seconds=_by_key(rpeg, stage_seconds(run.spans, run.step_ends)),
         peak_bytes=0 if failure.kind else run.peak_bytes(),
         setup_seconds=setup,
         warm=warm,
@@ -180,7 +186,7 @@ class _Run:
         """Prepare every worker."""
         generate, update = self._rpeg.stage(Op.GENERATE), self._rpeg.stage(Op.UPDATE_ACTOR)
         refers = self._rpeg.stage_of(Op.REFERENCE_LOGPROB) is not None
-        calls = []
+        calls: list[Any] = []
         for name, pool in self._pools.items():
             for rank, worker in enumerate(pool.workers):
                 setting = Setting(
@@ -201,7 +207,8 @@ class _Run:
     def peak_bytes(self) -> int:
         """Largest peak over the workers."""
         calls = [worker.call.remote("peak_bytes") for pool in self._pools.values() for worker in pool.workers]
-        return max(self._get(calls))
+        peaks: list[int] = self._get(calls)
+        return max(peaks)
 
     # The loop
 
@@ -266,7 +273,7 @@ class _Run:
         pool = self._pools[self._rpeg.stage(Op.GENERATE).pool]
         stale = self._engine_version[command.engine] < command.version
         self._engine_version[command.engine] = command.version
-        reference = pool.workers[command.engine].call.remote(
+        reference: Any = pool.workers[command.engine].call.remote(
             "generate",
             groups=command.groups,
             step=command.version,
@@ -328,7 +335,8 @@ class _Run:
         if update.layout.ranks < len(workers):
             references += [worker.call.remote("broadcast", command.step) for worker in workers]
         if not self._rpeg.colocated:
-            self._weights, spans = workers[0].call.options(num_returns=2).remote("publish", command.step)
+            published: Any = workers[0].call.options(num_returns=2).remote("publish", command.step)
+            self._weights, spans = published
             references.append(spans)
         if not references:
             references.append(ray.put(()))
@@ -395,6 +403,12 @@ def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float]) -> dict[str
                 busy[devices.index(span.device), index] += max(min(span.end_s, high) - max(span.start_s, low), 0.0)
         result[stage] = float(np.median(busy.max(axis=0)))
     return result
+
+
+def _by_key(rpeg: Rpeg, seconds: dict[str, float]) -> dict[str, float]:
+    """Stage seconds under the stages' keys, so that plans with and without a fusion compare."""
+    keys = {stage.name: stage.key for stage in rpeg.stages}
+    return {keys.get(name, name): value for name, value in seconds.items()}
 
 
 def _updated(row: Row, finding: Finding) -> Row:

@@ -93,7 +93,6 @@ class Session:
     fleet: Fleet
     cluster: Cluster
     actor: Path
-    hang_seconds: float = 60.0
 
     def measured_lengths(self, job: Job) -> Job:
         """The job with lengths: its own, those measured before, or else sampled from the actor now."""
@@ -104,7 +103,7 @@ class Session:
         write_document(_lengths_path(job), lengths)
         return with_lengths(job, lengths)
 
-    def run(self, rpeg: Rpeg, *, steps: int, on_step: OnStep, ahead: bool = True, run_id: str = "") -> RunResult:
+    def run(self, rpeg: Rpeg, options: Options, on_step: OnStep, run_id: str = "") -> RunResult:
         """Run an RPEG for real."""
         return execute(
             self.fleet,
@@ -112,6 +111,6 @@ class Session:
             run_id=run_id or uuid.uuid4().hex,
             model_path=str(self.actor.resolve()),
             memory_limit=self.cluster.device.memory_bytes,
-            options=Options(steps=steps, ahead=ahead, hang_seconds=self.hang_seconds),
+            options=options,
             on_step=on_step,
         )

@@ -29,18 +29,19 @@ def response_logprobs(model: PreTrainedModel, samples: Sequence[Sample], tempera
     width = max(sample.num_tokens for sample in samples)
     ids = torch.zeros(len(samples), width, dtype=torch.long)
     rows, columns = [], []
-    for row, sample in enumerate(samples):
-        ids[row, : sample.num_tokens] = torch.from_numpy(np.concatenate([sample.prompt, sample.response]))
+    for index, sample in enumerate(samples):
+        ids[index, : sample.num_tokens] = torch.from_numpy(np.concatenate([sample.prompt, sample.response]))
         first = len(sample.prompt) - 1
         columns.append(np.arange(first, first + len(sample.response)))
-        rows.append(np.full(len(sample.response), row))
+        rows.append(np.full(len(sample.response), index))
     ids = ids.to(device)
     row = torch.from_numpy(np.concatenate(rows)).to(device)
     column = torch.from_numpy(np.concatenate(columns)).to(device)
     hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
     logits = model.get_output_embeddings()(hidden[row, column]).float() / temperature
     target = ids[row, column + 1]
-    return logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
+    logprobs: Tensor = logits.gather(1, target[:, None])[:, 0] - torch.logsumexp(logits, dim=-1)
+    return logprobs
 
 
 @torch.inference_mode()
@@ -102,9 +103,7 @@ class Trainer:
             rollout=rollout,
             reference=None if reference[0] is None else self._column(reference),
             advantage=self._column(advantage),
-            clip=self._algorithm.clip,
-            kl_coefficient=self._algorithm.kl_coefficient,
-            max_importance_weight=self._algorithm.max_importance_weight,
+            algorithm=self._algorithm,
         ).sum()
 
     def _column(self, values: Sequence[LogProbs | None]) -> Tensor:

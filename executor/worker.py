@@ -22,8 +22,8 @@ from executor.engine import Engine
 from executor.grpo import group_advantages
 from executor.memory import Memory
 from executor.microbench import DeviceFigures, measure_collective, measure_device
-from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
 from executor.policy import encode_prompt
+from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
 from executor.tasks import Prompt, prompts, verify
 from executor.trainer import Trainer, score
 from ir.graph import Op
@@ -50,7 +50,7 @@ class DeviceWorker:
         self._model_path = ""
         self._initial: Weights = np.empty(0, dtype=np.float32)
         self._rank = 0
-        self._groups: dict[int, dist.ProcessGroup] = {}
+        self._groups: dict[int, dist.ProcessGroup | None] = {}
 
     def ready(self) -> tuple[int, int]:
         """(process id, bytes occupied), once the process is up."""
@@ -149,7 +149,7 @@ class DeviceWorker:
         """Decode. Loads `weights` first if given. Returns when everything is finished (`drain`), or else when a
         group is finished, slots are free for more, or a time slice is over."""
         assert self._engine is not None
-        spans = []
+        spans: list[Span] = []
         if weights is not None:
             with self._span(step, Op.SYNC_WEIGHTS, spans):
                 self._assign(self._actor, weights)

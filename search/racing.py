@@ -42,9 +42,13 @@ class Race:
 
 
 def chance_better(steps: Sequence[float], leader: Sequence[float], step_sd: float) -> float:
-    """Probability that a plan is faster than the leader: Phi(gap / sd of the gap), in log seconds."""
-    gap = float(np.log(leader).mean() - np.log(steps).mean())
-    return float(ndtr(gap / (step_sd * math.sqrt(1 / len(steps) + 1 / len(leader)))))
+    """Probability that a plan is faster than the leader: Phi(gap / sd of the gap), in log seconds.
+
+    The i-th steps of two runs have the same prompts, so only steps that both have are compared.
+    """
+    num = min(len(steps), len(leader))
+    gap = float(np.log(leader[:num]).mean() - np.log(steps[:num]).mean())
+    return float(ndtr(gap / (step_sd * math.sqrt(2 / num))))
 
 
 def race_of(runs: Sequence[Run], budget: Budget) -> Race:

@@ -112,10 +112,14 @@ class Surrogate:
 
     def _crosses(self, levels: Levels) -> list[tuple[Posterior, Floats]]:
         """Each process of the step with the correlations of plans and its data."""
-        return [
-            (posterior, correlations(posterior.tables, levels, posterior.data.levels))
-            for posterior in (*self.stages, self.composition)
-        ]
+        known: dict[bytes, Floats] = {}  # Most processes have the same runs as data.
+        crosses = []
+        for posterior in (*self.stages, self.composition):
+            key = posterior.data.levels.tobytes()
+            if key not in known:
+                known[key] = correlations(posterior.tables, levels, posterior.data.levels)
+            crosses.append((posterior, known[key]))
+        return crosses
 
     def _combine(self, residuals: Floats, rows: Rows) -> Floats:
         """Log steps [..., m] of residuals [..., m, S + 1]."""

@@ -41,7 +41,7 @@ PRESETS: dict[str, Callable[[Job, int], Plan]] = {
 
 
 def presets(job: Job, devices: int) -> dict[str, Plan]:
-    """The presets that exist for this job on that many devices (disaggregation needs two, staleness the job's leave)."""
+    """The presets that exist here: disaggregation needs two devices, staleness the job's leave."""
     plans = {name: make(job, devices) for name, make in PRESETS.items() if devices > 1 or name == "colocated-sync"}
     return {name: plan for name, plan in plans.items() if plan.staleness <= job.limits.max_staleness}
 

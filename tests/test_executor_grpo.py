@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from executor.grpo import group_advantages, token_loss
+from ir.job import Algorithm
 
 
 def test_advantages_are_normalised_within_the_group() -> None:
@@ -23,9 +24,7 @@ def _loss(logprob: torch.Tensor, **changes: object) -> torch.Tensor:
         "rollout": torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64),
         "reference": None,
         "advantage": torch.tensor([2.0, 2.0, -2.0], dtype=torch.float64),
-        "clip": 0.2,
-        "kl_coefficient": 0.0,
-        "max_importance_weight": 5.0,
+        "algorithm": Algorithm(name="grpo", learning_rate=1.0),
     }
     return token_loss(logprob, **(arguments | changes))  # type: ignore[arg-type]
 
@@ -54,7 +53,12 @@ def test_kl_term_by_hand() -> None:
     logprob = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
     reference = torch.tensor([-1.0, -1.0 + math.log(2), -1.0 - math.log(2)], dtype=torch.float64)
     none = torch.zeros(3, dtype=torch.float64)
-    loss = _loss(logprob, reference=reference, kl_coefficient=1.0, advantage=none)
+    loss = _loss(
+        logprob,
+        reference=reference,
+        algorithm=Algorithm(name="grpo", learning_rate=1.0, kl_coefficient=1.0),
+        advantage=none,
+    )
     assert loss.tolist() == pytest.approx([0.0, 2 - math.log(2) - 1, 0.5 + math.log(2) - 1])
 
 
@@ -71,7 +75,7 @@ def test_gradient_against_finite_differences(seed: int) -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return token_loss(
             x, old=old, rollout=rollout, reference=reference, advantage=advantage,
-            clip=0.2, kl_coefficient=0.3, max_importance_weight=5.0,
+            algorithm=Algorithm(name="grpo", learning_rate=1.0, kl_coefficient=0.3),
         )  # fmt: skip
 
     assert torch.autograd.gradcheck(loss, logprob.requires_grad_())

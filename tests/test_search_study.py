@@ -17,6 +17,7 @@ import search_world as sw
 
 from ir.errors import Infeasible
 from ir.plan import Plan
+from search.choose import Chooser
 from search.confidence import leave_one_out, predict, recommend
 from search.problem import Budget, Monitor, Outcome
 from search.sampler import StageResidualSampler
@@ -161,10 +162,10 @@ def test_anything_else_passes_through(error: BaseException) -> None:
 
 
 def test_when_all_first_runs_are_out_of_memory_smaller_plans_follow() -> None:
-    """A device with less than half the memory that the model believes in."""
-    memory = 2.5 * LARGE.memory_bytes
+    """Every first plan needs a third more than there is: the model is off by a factor."""
+    first_plans = LARGE.memory_bytes[Chooser(LARGE).first]
+    memory = LARGE.memory_bytes * 1.3 * LARGE.capacity_bytes / first_plans.min()
     world = sw.true_world(LARGE, memory_bytes=memory)
-    assert not world.fits[LARGE.step_seconds.argmin()]
     trials = run_study(sw.problem_of(world), budget(16)).trials
     states = [trial.state for trial in trials]
     first = states.index(TrialState.COMPLETE)
