@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from search.problem import Floats, Rows
+from search.problem import Floats
 from space.axes import Levels, Space
 
 _LEVELS_APART = 1.5
@@ -71,6 +71,15 @@ class Data:
     """float64[n], noise of each beyond that from run to run."""
 
 
+def append(data: Data, levels: Levels, targets: Floats, variance: float) -> Data:
+    """With the given measurements added, all of one variance."""
+    return Data(
+        levels=np.concatenate([data.levels, levels]),
+        targets=np.concatenate([data.targets, targets]),
+        variance=np.concatenate([data.variance, np.full(len(levels), variance)]),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posterior:
     """What is believed after the runs."""
@@ -115,12 +124,7 @@ class Posterior:
 
     def believing(self, levels: Levels) -> Posterior:
         """After also measuring the given plans as predicted now: means stay, spreads shrink."""
-        data = Data(
-            levels=np.concatenate([self.data.levels, levels]),
-            targets=np.concatenate([self.data.targets, self.mean(levels)]),
-            variance=np.concatenate([self.data.variance, np.zeros(len(levels))]),
-        )
-        return fit(self.prior, self.tables, data)
+        return fit(self.prior, self.tables, append(self.data, levels, self.mean(levels), 0.0))
 
 
 def fit(prior: Prior, tables: tuple[Floats, ...], data: Data) -> Posterior:
@@ -148,8 +152,3 @@ def fit(prior: Prior, tables: tuple[Floats, ...], data: Data) -> Posterior:
         whitener=whiteners[best],
         solved=whiteners[best].T @ white[best],
     )
-
-
-def select(data: Data, chosen: Rows) -> Data:
-    """Some of the measurements."""
-    return Data(levels=data.levels[chosen], targets=data.targets[chosen], variance=data.variance[chosen])

@@ -79,10 +79,13 @@ def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) ->
         return f"{head}\n     {trial.state}: {trial.failure} ({trial.failure_detail})"
     stages = " ".join(f"{SHORT.get(name, name)} {s:.3f}" for name, s in trial.stage_seconds.items() if s >= 5e-4)
     best_text = "-" if best is None else f"{best:.3f}"
-    return (
-        f"{head}\n     predicted {predicted} s, measured {seconds:.3f} s over {len(trial.step_seconds)} steps ({stages})"
-        f"\n     {trial.peak_bytes / 2**20:.0f} MiB, staleness {trial.max_staleness}, reward {trial.mean_reward:.2f}; "
-        f"best so far {best_text} s"
+    return "\n     ".join(
+        [
+            head,
+            f"predicted {predicted} s, measured {seconds:.3f} s over {len(trial.step_seconds)} steps: {stages}",
+            f"{trial.peak_bytes / 2**20:.0f} MiB, staleness {trial.max_staleness}, reward {trial.mean_reward:.2f}; "
+            f"best so far {best_text} s",
+        ]
     )
 
 

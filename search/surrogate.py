@@ -21,6 +21,7 @@ from search.gp import (
     Data,
     Posterior,
     Prior,
+    append,
     axis_tables,
     correlations,
     fit,
@@ -199,26 +200,30 @@ def _capacity(candidates: Candidates, runs: Sequence[Run]) -> float:
 
 
 def _fit_memory(candidates: Candidates, runs: Sequence[Run], tables: tuple[Floats, ...]) -> Posterior:
-    """Peaks of completed runs; and of plans out of memory, that they need more than there is."""
-    used = [
-        run
-        for run in runs
-        if run.state is TrialState.INFEASIBLE or (run.state is TrialState.COMPLETE and run.peak_bytes > 0)
-    ]
-    rows = np.array([run.row for run in used], dtype=np.intp)
-    failed = np.array([run.state is TrialState.INFEASIBLE for run in used], dtype=bool)
-    modelled = candidates.memory_bytes[rows]
-    peaks = np.where(failed, OVERSHOOT * _capacity(candidates, runs), [run.peak_bytes for run in used])
-    residual = np.log(np.maximum(peaks, 1.0) / modelled)
-    data = Data(
-        levels=candidates.levels[rows],
-        targets=np.where(failed, np.maximum(residual, 0.0), residual),
-        variance=np.where(failed, OVERSHOOT_SD**2, 0.0),
-    )
+    """Peaks of completed runs; and of plans out of memory, that they need more than there is.
+
+    The latter is a bound, not a value: such a plan is taken to need what the others let expect
+    if that is more. The smallest by the model bind most, so they go first.
+    """
     prior = Prior(
         constant_sd=SMALL_CONSTANT,
         weights=np.ones(len(tables)),
         effect_sd=(MEMORY_EFFECT,),
         noise_sd=(MEMORY_NOISE,),
     )
-    return fit(prior, tables, data)
+    measured = [run for run in runs if run.state is TrialState.COMPLETE and run.peak_bytes > 0]
+    rows = np.array([run.row for run in measured], dtype=np.intp)
+    peaks = np.array([run.peak_bytes for run in measured], dtype=float)
+    data = Data(
+        levels=candidates.levels[rows],
+        targets=np.log(peaks / candidates.memory_bytes[rows]),
+        variance=np.zeros(len(rows)),
+    )
+    posterior = fit(prior, tables, data)
+    failed = {run.row for run in runs if run.state is TrialState.INFEASIBLE}
+    for row in sorted(failed, key=lambda row: (candidates.memory_bytes[row], row)):
+        levels = candidates.levels[[row]]
+        bound = np.log(OVERSHOOT * _capacity(candidates, runs) / candidates.memory_bytes[row])
+        data = append(data, levels, np.maximum(bound, posterior.mean(levels)), OVERSHOOT_SD**2)
+        posterior = fit(prior, tables, data)
+    return posterior

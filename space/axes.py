@@ -74,6 +74,7 @@ def default_space(job: Job, devices: int) -> Space:
     sequences = job.workload.sequences
     powers = _powers_of_two(sequences)
     ahead = _powers_of_two(sequences * (1 + job.limits.max_staleness))
+    share = max(sequences // devices, 1)
     sizes = tuple(range(1, devices + 1))
     flag = (0, 1)
     values: dict[str, tuple[tuple[int, ...], bool]] = {
@@ -81,10 +82,10 @@ def default_space(job: Job, devices: int) -> Space:
         "generate_devices": (sizes, True),
         "train_devices": (sizes, True),
         "staleness": (tuple(range(job.limits.max_staleness + 1)), True),
-        "concurrency": (tuple(v for v in ahead if v >= 8), True),
-        "logprob_micro_batch": (tuple(v for v in powers if v >= 4), True),
+        "concurrency": (_from(8, ahead, share), True),
+        "logprob_micro_batch": (_from(4, powers, share), True),
         "dp": (_powers_of_two(devices), True),
-        "update_micro_batch": (tuple(v for v in powers if v >= 4), True),
+        "update_micro_batch": (_from(4, powers, max(share // job.workload.minibatches, 1)), True),
         "recompute": (flag, False),
         "rollout_logprob": (flag, False),
         "fold_old_logprob": (flag, False),
@@ -92,6 +93,12 @@ def default_space(job: Job, devices: int) -> Space:
         "stream": (flag, False),
     }
     return Space(axes=tuple(Axis(name=name, values=values[name][0], ordered=values[name][1]) for name in COLUMNS))
+
+
+def _from(least: int, values: tuple[int, ...], share: int) -> tuple[int, ...]:
+    """Values from `least` on, or from a device's `share` of the sequences if that is smaller: batches of fewer are
+    slower than any of these on every machine, and would only make the space larger."""
+    return tuple(value for value in values if value >= min(least, _powers_of_two(share)[-1]))
 
 
 def _powers_of_two(limit: int) -> tuple[int, ...]:

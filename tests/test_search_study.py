@@ -162,16 +162,16 @@ def test_anything_else_passes_through(error: BaseException) -> None:
 
 
 def test_when_all_first_runs_are_out_of_memory_smaller_plans_follow() -> None:
-    """Every first plan needs a third more than there is: the model is off by a factor."""
-    first_plans = LARGE.memory_bytes[Chooser(LARGE).first]
-    memory = LARGE.memory_bytes * 1.3 * LARGE.capacity_bytes / first_plans.min()
+    """Plans need 6.5 x the modelled memory, so only the smallest 2% of them fit."""
+    memory = 6.5 * LARGE.memory_bytes
     world = sw.true_world(LARGE, memory_bytes=memory)
+    assert not world.fits[Chooser(LARGE).first[:5]].any()
     trials = run_study(sw.problem_of(world), budget(16)).trials
     states = [trial.state for trial in trials]
     first = states.index(TrialState.COMPLETE)
-    assert 0 < first <= 8
+    assert 0 < first <= 4
     assert memory[world.runs[first]] < memory[world.runs[0]]
-    assert states[first:].count(TrialState.INFEASIBLE) <= 3
+    assert states[first:].count(TrialState.INFEASIBLE) <= 4
     assert world.best_measured() < 0.05
 
 
