@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from search.view import Identity
     from traces.rundir import RunDirectory
     from traces.schema import Span, Step, Trial
+
+# Two threads on two cores gain nothing and collapse beside the workers; this process computes little. Set before
+# numpy is imported; workers get their own setting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
 

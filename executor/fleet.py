@@ -12,6 +12,9 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from executor import watchdog
 from executor.actor import DeviceActor
 from ir.graph import PoolSpan
 from ir.job import Job, Lengths
@@ -68,8 +71,12 @@ class Fleet:
         self._devices = devices
         self._kind = kind
         self._pools: dict[tuple[str, tuple[int, ...]], Pool] = {}
+        # Short: the paths of Ray's sockets below it must not exceed 107 characters.
+        self._folder = Path(tempfile.mkdtemp(prefix="steptune-"))
 
     def __enter__(self) -> Fleet:
+        command = [sys.executable, watchdog.__file__, str(self._folder)]
+        self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ.update(RAY_ENVIRONMENT)
         logical = self._devices * (WARM_POOLS_PER_DEVICE if self._kind == "cpu" else 1)
         ray.init(
@@ -78,6 +85,7 @@ class Fleet:
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
+            _temp_dir=str(self._folder),
             object_store_memory=256 * 2**20,
             _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
         )
@@ -88,13 +96,14 @@ class Fleet:
 
     def close(self) -> None:
         """End every process that was started, at once if need be."""
-        children = psutil.Process().children(recursive=True)
         for pool in self._pools.values():
             _kill(pool.pids)
         self._pools.clear()
         ray.shutdown()
-        for process in psutil.wait_procs(children, timeout=1.0)[1]:
-            process.kill()
+        watchdog.end(self._folder)
+        assert self._watchdog.stdin is not None
+        self._watchdog.stdin.close()
+        self._watchdog.wait()
 
     def acquire(self, spans: Sequence[PoolSpan]) -> tuple[list[Pool], bool]:
         """The pools of a run, and whether all of them were warm."""

@@ -360,7 +360,9 @@ class _Run:
             self.spans += reply
             return
         self.spans += reply.spans
-        self._metrics.update(reply.metrics)
+        for name, value in reply.metrics.items():
+            # A rank's loss is its part of the mean over all ranks' tokens; the norm is the same on all of them.
+            self._metrics[name] = value + (self._metrics.get(name, 0.0) if name == "loss" else 0.0)
         for finding in reply.findings:
             group, member = finding.key
             self._rows[group][member] = _updated(self._rows[group][member], finding)
@@ -379,6 +381,7 @@ class _Run:
             staleness=tuple(ages),
             metrics=dict(self._metrics),
         )
+        self._metrics.clear()
         self.step_ends.append(now)
         self.reports.append(report)
         self._stopped = not self._on_step(report)

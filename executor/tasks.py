@@ -93,12 +93,12 @@ def demonstration(prompt: Prompt) -> str:
 
 
 def running_totals(expression: str) -> str:
-    """Work out a chain of + and -, one term at a time: `5 + 9 - 7` is `5+9=14-7=7<answer>7</answer>`."""
+    """Work out a chain of + and - term by term: `5 + 9 - 7` is `5+9=14;14-7=7;<answer>7</answer>`."""
     first, *rest = expression.split()
-    total, steps = int(first), first
+    total, steps = int(first), ""
     for operator, term in zip(rest[::2], rest[1::2], strict=True):
-        total += int(term) if operator == "+" else -int(term)
-        steps += f"{operator}{term}={total}"
+        before, total = total, total + (int(term) if operator == "+" else -int(term))
+        steps += f"{before}{operator}{term}={total};"
     return f"{steps}<answer>{total}</answer>"
 
 

@@ -35,7 +35,7 @@ _NUM_DRAWS = 32
 _TINY = 1e-12
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chooser:
     """Chooses among candidates; remembers only what follows from the candidates themselves."""
 

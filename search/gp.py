@@ -20,7 +20,7 @@ _LEVELS_APART = 1.5
 _JITTER = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prior:
     """What is believed of a target before any run."""
 
@@ -59,7 +59,7 @@ def correlations(tables: tuple[Floats, ...], left: Levels, right: Levels) -> Flo
     return np.stack([table[left[:, [j]], right[None, :, j]] for j, table in enumerate(tables)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Data:
     """Measurements of one target."""
 
@@ -80,7 +80,7 @@ def append(data: Data, levels: Levels, targets: Floats, variance: float) -> Data
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
     """What is believed after the runs."""
 

@@ -34,7 +34,7 @@ Monitor = Callable[[Sequence[float]], bool]
 returns whether the run goes on."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
     """Every legal plan and what the model says of it."""
 

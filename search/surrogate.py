@@ -45,7 +45,7 @@ FIT_SD = 0.01
 """Uncertainty of the capacity itself, in log bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Surrogate:
     """Beliefs about every candidate after some runs."""
 

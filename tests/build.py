@@ -49,10 +49,12 @@ QWEN3_CONFIG: dict[str, Any] = {
 }
 
 
-def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), **changes: Any) -> Job:
+def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), warm_start: int = 3, **changes: Any) -> Job:
     """A job of 4 prompts x 4 samples; `changes` replace fields of the workload, algorithm or limits by name."""
     workload: dict[str, Any] = {
-        "tasks": (Task(dataset="chain_sum", params={"min_terms": 2, "max_terms": 3}),),
+        "tasks": (
+            Task(dataset="chain_sum", params={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
+        ),
         "prompts_per_step": 4,
         "samples_per_prompt": 4,
         "max_prompt_tokens": 32,
@@ -69,7 +71,7 @@ def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), **changes: An
         name="test",
         algorithm=Algorithm(**algorithm),
         models=Models(
-            actor=ModelSource(path="config.json", warm_start=WarmStart(steps=3, batch=8, learning_rate=1e-3))
+            actor=ModelSource(path="config.json", warm_start=WarmStart(steps=warm_start, batch=32, learning_rate=5e-3))
         ),
         workload=Workload(**workload),
         limits=Limits(**limits),

@@ -73,7 +73,7 @@ def test_padding_only_adds_and_grows_with_the_micro_batch(values: list[float], c
     counts = np.array([count] * 3)
     sizes = np.minimum(np.array([1, 1 << power, 2 << power]), count)
     padded = lengths.padded(counts, sizes)
-    assert padded[0] <= padded[1] * (1 + 1e-9) and padded[1] <= padded[2] * (1 + 1e-9) or sizes[1] == sizes[2]
+    assert (padded[0] <= padded[1] * (1 + 1e-9) and padded[1] <= padded[2] * (1 + 1e-9)) or sizes[1] == sizes[2]
     assert padded[2] <= count * max(values) * (1 + 1e-9)
 
 
@@ -85,7 +85,9 @@ def test_lengths_of_prompt_and_response_add_up() -> None:
 def test_collectives_meet_measured_points_and_go_beyond() -> None:
     level = CLUSTER.levels[0]
     two = np.array([1, 2, 2])
-    assert collective_seconds(level, "all_reduce", 1 << 20, two).tolist() == pytest.approx([0, 2e-4 + 1.048576e-3] + [2e-4 + 1.048576e-3])
+    assert collective_seconds(level, "all_reduce", 1 << 20, two).tolist() == pytest.approx(
+        [0, 2e-4 + 1.048576e-3, 2e-4 + 1.048576e-3]
+    )
     beyond = collective_seconds(level, "all_reduce", 1 << 25, np.array([2]))[0]
     assert beyond == pytest.approx(2 * (2e-4 + (1 << 24) / 1e9))
     more = collective_seconds(level, "all_reduce", 1 << 20, np.array([4]))[0]

@@ -20,9 +20,7 @@ from ir.plan import Plan
 from search.choose import Chooser
 from search.confidence import leave_one_out, predict, recommend
 from search.problem import Budget, Monitor, Outcome
-from search.sampler import StageResidualSampler
 from search.study import Result, Stop, run_study
-from search.view import admit, build_study
 from traces.schema import Span, Trial, TrialState
 from traces.store import read_spans, read_trials, write_spans, write_trial
 
@@ -181,52 +179,6 @@ def test_a_study_without_stage_times_goes_on() -> None:
     result = run_study(sw.problem_of(world), budget(16))
     assert world.best_measured() < world.distance(world.runs[0])
     assert result.confidence is not None and 0 <= result.confidence.p3 <= 1
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"study": "x"}, "another job"),
-        ({"hardware": "x"}, "other hardware"),
-        ({"software": "x"}, "other software"),
-        ({"space_version": "0"}, "another version of the space"),
-        ({"params": {"dp": "1"}}, "must name the axes"),
-        ({"state": TrialState.COMPLETE, "step_seconds": ()}, "not positive"),
-    ],
-)
-def test_trials_of_other_studies_are_left_out_and_named(changes: dict[str, Any], reason: str) -> None:
-    past = run_study(sw.problem_of(sw.hidden_world(CANDIDATES, 0)), budget(3)).trials
-    admitted, (left,) = admit(CANDIDATES, sw.IDENTITY, [past[0], replace(past[1], **changes), past[2]])
-    assert admitted == [past[0], past[2]]
-    assert left.name == past[1].run_id and reason in left.reason
-
-
-@pytest.mark.parametrize("value", ["3", "x", "999"])
-def test_a_value_that_an_axis_lacks_is_reported(value: str) -> None:
-    (trial,) = run_study(sw.problem_of(sw.hidden_world(CANDIDATES, 0)), budget(1)).trials
-    _, (left,) = admit(CANDIDATES, sw.IDENTITY, [replace(trial, params=trial.params | {"dp": value})])
-    assert "axis dp" in left.reason and value in left.reason
-
-
-def test_a_plan_that_is_no_longer_legal_is_reported() -> None:
-    (trial,) = run_study(sw.problem_of(sw.hidden_world(CANDIDATES, 0)), budget(1)).trials
-    illegal = trial.params | {"colocated": "1", "stream": "1"}
-    _, (left,) = admit(CANDIDATES, sw.IDENTITY, [replace(trial, params=illegal)])
-    assert "legal" in left.reason
-
-
-def test_the_study_says_in_optunas_words_how_runs_ended() -> None:
-    crash = Outcome(state=TrialState.FAILED, failure="crash", started_at=NOON, ended_at=NOON)
-    trials = search(Script([done(3.0, 1.0, 2.0), Infeasible("oom", ""), crash]), 3).trials
-    study = build_study(CANDIDATES, StageResidualSampler(CANDIDATES), trials)
-    complete, pruned, failed = study.get_trials()
-    states = optuna.trial.TrialState
-    assert [t.state for t in (complete, pruned, failed)] == [states.COMPLETE, states.PRUNED, states.FAIL]
-    assert complete.value == 2.0 and pruned.value is None
-    assert complete.constraints["memory"] <= 0 < pruned.constraints["memory"]
-    assert study.best_trial.number == complete.number
-    assert complete.user_attrs["run_id"] == trials[0].run_id
-    assert complete.datetime_start == trials[0].started_at
 
 
 def test_why_a_study_ends() -> None:
