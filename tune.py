@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ir.errors import InputError
 
 if TYPE_CHECKING:
-    from executor.run import RunResult, StepReport
+    from executor.result import RunResult, StepReport
     from executor.session import Session
     from ir.cluster import Cluster
     from ir.job import Job
@@ -264,7 +264,8 @@ class _RealRuns:
 
     def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
         """Run until the monitor has seen enough."""
-        from executor.run import HANG_SECONDS, HANG_STEPS, WARM_UP_STEPS, Options
+        from executor.result import WARM_UP_STEPS
+        from executor.run import HANG_SECONDS, HANG_STEPS, Options
         from ir.lower import lower
         from search.problem import Outcome
         from traces.schema import TrialState

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from executor.fleet import Fleet, devices_here
 from executor.measure import calibrate, hardware_fingerprint
-from executor.run import OnStep, Options, RunResult, execute
+from executor.result import RunResult
+from executor.run import OnStep, Options, execute
 from ir.cluster import Cluster
 from ir.documents import digest, read_document, write_document
 from ir.graph import Rpeg

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from executor.fleet import Fleet
-from executor.run import Options, RunResult, StepReport, execute, stage_seconds
+from executor.result import RunResult, StepReport, stage_seconds
+from executor.run import Options, execute
 from ir.graph import Op
 from ir.job import Job
 from ir.lower import lower
