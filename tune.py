@@ -21,23 +21,19 @@ if TYPE_CHECKING:
     from ir.cluster import Cluster
     from ir.job import Job
     from ir.plan import Plan
-    from search.problem import Budget, Monitor, Outcome
-    from search.study import Result
+    from search.problem import Monitor, Outcome
     from search.survey import Survey
     from search.view import Identity
     from traces.rundir import RunDirectory
-    from traces.schema import Span, Step, Trial
-
-# Two threads on two cores gain nothing and collapse beside the workers; this process computes little. Set before
-# numpy is imported; workers get their own setting.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a sub-command; without one, search the example job. Returns the exit code."""
+    # Threads of this process would fight with the workers for their cores. numpy reads this when it is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = list(sys.argv[1:] if argv is None else argv)
     options = _parser().parse_args(arguments or ["search", str(EXAMPLE)])
     try:
@@ -169,8 +165,9 @@ def calibrate_(options: argparse.Namespace) -> int:
 
 def show_(options: argparse.Namespace) -> int:
     """Print a run directory."""
-    from search.report import trials_text
+    from search.report import reward_text, trials_text
     from search.survey import survey
+    from search.tuning import conclude
     from traces.rundir import RunDirectory
     from traces.store import read_steps, read_trials
 
@@ -179,10 +176,10 @@ def show_(options: argparse.Namespace) -> int:
     trials = read_trials(directory.path)
     print(trials_text(found, trials))
     if trials:
-        _conclude(found, directory, trials, "shown from traces")
+        conclude(found, _identity(found), directory, trials, "no, shown from traces")
     final = [step for step in read_steps(directory.path) if step.run_id == "final"]
     if final:
-        print(_reward_text([step.reward for step in final]))
+        print(reward_text([step.reward for step in final]))
     return 0
 
 
@@ -193,6 +190,7 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     from search.problem import Budget
     from search.report import ranking_text, space_text
     from search.survey import survey
+    from search.tuning import conclude, search
     from traces.store import read_trials
 
     found = survey(job, session.cluster)
@@ -207,11 +205,11 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
         min_steps=min(2, options.steps),
     )
     try:
-        result = _study(session, found, directory, budget, past)
+        result = search(found, _RealRuns(session, found), _identity(found), directory, budget)
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: python tune.py resume {directory.path}", file=sys.stderr)
         raise
-    plan = _conclude(found, directory, result.trials, result.stop)
+    plan = conclude(found, _identity(found), directory, result.trials, result.stop)
     if plan is None:
         return 1
     if options.final_steps:
@@ -220,46 +218,12 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     return 0
 
 
-def _study(session: Session, found: Survey, directory: RunDirectory, budget: Budget, past: list[Trial]) -> Result:
-    from tqdm import tqdm
-
-    from search.report import best_seconds, trial_text
-    from search.study import Problem, run_study
-    from traces.store import write_spans, write_steps, write_trial
-
-    runs = _RealRuns(session, found)
-    trials = list(past)
-
-    def keep(trial: Trial, spans: Sequence[Span]) -> None:
-        # The trial comes last: it stands for the whole run, so nothing of a kept trial is missing.
-        write_spans(directory.path, spans)
-        write_steps(directory.path, runs.steps_as(trial.run_id))
-        write_trial(directory.path, trial)
-        trials.append(trial)
-        bar.write(trial_text(found, trial, len(trials), best_seconds(trials)), file=sys.stdout)
-        bar.update()
-
-    with tqdm(total=budget.max_trials, initial=len(past), unit="trial", file=sys.stderr) as bar:
-        problem = Problem(
-            candidates=found.candidates,
-            evaluate=runs,
-            identity=_identity(found),
-            labelled=found.presets,
-            seed=found.job.workload.seed,
-        )
-        result = run_study(problem, budget, past=past, on_trial=keep)
-    for left in result.left_out:
-        print(f"left out: {left.name}: {left.reason}")
-    return result
-
-
 class _RealRuns:
-    """Evaluates plans by running them; remembers the last run's steps for the trace."""
+    """Evaluates plans by running them; remembers when the last one ended."""
 
     def __init__(self, session: Session, found: Survey) -> None:
         self._session = session
         self._found = found
-        self._last: RunResult | None = None
         self._last_step_at = time.monotonic()
 
     def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
@@ -286,7 +250,6 @@ class _RealRuns:
         options = Options(steps=1 << 20, hang_seconds=max(HANG_SECONDS, HANG_STEPS * predicted))
         since_last_step = time.monotonic() - self._last_step_at
         result = self._session.run(lower(self._found.job, plan), options, on_step)
-        self._last = result
         states = {"": TrialState.COMPLETE, "oom": TrialState.INFEASIBLE}
         done = bool(result.step_seconds) and not result.failure
         return Outcome(
@@ -304,31 +267,8 @@ class _RealRuns:
             started_at=started,
             ended_at=datetime.now(UTC),
             spans=result.spans,
+            steps=tuple(result.steps_as("")),
         )
-
-    def steps_as(self, run_id: str) -> list[Step]:
-        """The last run's steps under the id that its trial was given."""
-        return self._last.steps_as(run_id) if self._last is not None else []
-
-
-def _conclude(found: Survey, directory: RunDirectory, trials: Sequence[Trial], stop: str) -> Plan | None:
-    """Print and keep the best plan, and say how well it was predicted."""
-    from search.confidence import confidence_of, recommend
-    from search.report import accuracy_text, conclusion_text, plan_of
-    from search.runs import runs_of
-    from search.view import admit
-
-    mine, _ = admit(found.candidates, _identity(found), trials)
-    best = recommend(found.candidates, mine)
-    confidence = confidence_of(found.candidates, runs_of(found.candidates, mine))
-    if best is None or confidence is None:
-        print("no run completed: there is no best plan")
-        return None
-    print("\n" + conclusion_text(found, mine, best, confidence, stop))
-    print(accuracy_text(found, mine))
-    plan = plan_of(found, best)
-    directory.write_best(plan)
-    return plan
 
 
 def _run_final(
@@ -339,6 +279,7 @@ def _run_final(
 
     from executor.run import Options
     from ir.lower import lower
+    from search.report import reward_text
     from traces.store import write_spans, write_steps
 
     print(f"\nrunning for {steps} steps: {plan.describe()}")
@@ -356,7 +297,7 @@ def _run_final(
     if result.failure:
         print(f"failed: {result.failure} ({result.failure_detail})")
     elif result.step_seconds:
-        print(f"{_mean(result.step_seconds):.3f} s a step; {_reward_text([step.reward for step in result.steps])}")
+        print(f"{_mean(result.step_seconds):.3f} s a step; {reward_text([step.reward for step in result.steps])}")
     return result
 
 
@@ -434,13 +375,6 @@ def _print_cluster(cluster: Cluster) -> None:
         f"(fit within {fit_error(roofline, device.matmul):.0%}), {device.memory_bandwidth / 1e9:.0f} GB/s, "
         f"{device.memory_bytes / 2**30:.1f} GiB each, process start {cluster.process_start_s:.1f} s"
     )
-
-
-def _reward_text(rewards: Sequence[float]) -> str:
-    """How the mean reward moved, in six parts."""
-    size = max(len(rewards) // 6, 1)
-    parts = [_mean(rewards[i : i + size]) for i in range(0, size * (len(rewards) // size), size)]
-    return "mean reward " + " -> ".join(f"{part:.3f}" for part in parts)
 
 
 def _mean(values: Sequence[float]) -> float:

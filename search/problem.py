@@ -20,7 +20,7 @@ from ir.errors import InputError
 from ir.plan import Plan
 from search.relevance import mixed_radix, relevance_from
 from space.axes import Levels, Space
-from traces.schema import Span, TrialState
+from traces.schema import Span, Step, TrialState
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -152,7 +152,9 @@ class Outcome:
     """UTC."""
     ended_at: datetime
     spans: tuple[Span, ...] = ()
-    """Their run id is given by the search."""
+    """Their run id is given by the search, as that of the steps."""
+    steps: tuple[Step, ...] = ()
+    """Every step, the warm-up included."""
 
 
 Evaluate = Callable[[Plan, Monitor], Outcome]

@@ -175,6 +175,12 @@ def trials_text(survey: Survey, trials: Sequence[Trial]) -> str:
     return "\n".join(lines) if lines else "no trials yet"
 
 
+def reward_text(rewards: Sequence[float]) -> str:
+    """How the mean reward moved, in six parts of equal length."""
+    parts = [part.mean() for part in np.array_split(np.asarray(rewards), min(6, len(rewards)))]
+    return "mean reward " + " -> ".join(f"{part:.3f}" for part in parts)
+
+
 def align(table: Sequence[Sequence[str]]) -> str:
     """Columns padded to their widest cell; the last is left as it is."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]) - 1)]

@@ -31,15 +31,15 @@ from search.view import (
     study_params,
     tell,
 )
-from traces.schema import Span, Trial, TrialState
+from traces.schema import Span, Step, Trial, TrialState
 
 OUT_OF_MEMORY = "oom"
 """The kind of `Infeasible` that says something about a plan; any other is a failure like a crash."""
 
-_MEASURED = tuple(f.name for f in fields(Outcome) if f.name != "spans")
+_MEASURED = tuple(f.name for f in fields(Outcome) if f.name not in ("spans", "steps"))
 """What a trial takes over from its outcome."""
 
-OnTrial = Callable[[Trial, Sequence[Span]], None]
+OnTrial = Callable[[Trial, Sequence[Span], Sequence[Step]], None]
 """Called once per run, before the study goes on: the place to store the trial."""
 
 
@@ -90,7 +90,7 @@ def run_study(
         problem: What is searched.
         budget: How long, counting past trials that belong to the study.
         past: Trials recorded earlier, of this study or others.
-        on_trial: Called with every finished trial and its spans.
+        on_trial: Called with every finished trial, its spans and its steps.
     """
     trials, left_out = admit(problem.candidates, problem.identity, past)
     labels, unknown = _label_rows(problem)
@@ -98,9 +98,9 @@ def run_study(
     study = build_study(problem.candidates, sampler, trials)
     while (stop := _stop(problem, budget, trials, labels)) is None:
         row, asked = _ask(problem, study, _pending(problem.candidates, trials, labels))
-        trial, spans = _run(problem, budget, trials, row, labels.get(row, ""))
+        trial, spans, steps = _run(problem, budget, trials, row, labels.get(row, ""))
         if on_trial is not None:
-            on_trial(trial, spans)
+            on_trial(trial, spans, steps)
         tell(study, asked, trial)
         trials.append(trial)
     return Result(
@@ -160,7 +160,7 @@ def _ask(problem: Problem, study: optuna.Study, pending: int | None) -> tuple[in
 
 def _run(
     problem: Problem, budget: Budget, trials: Sequence[Trial], row: int, label: str
-) -> tuple[Trial, tuple[Span, ...]]:
+) -> tuple[Trial, tuple[Span, ...], tuple[Step, ...]]:
     """Run one plan and record what became of it."""
     race = race_of(runs_of(problem.candidates, trials), budget)
     plan = problem.candidates.plan(row)
@@ -180,7 +180,8 @@ def _run(
         host=identity.host,
         **{name: getattr(outcome, name) for name in _MEASURED},
     )
-    return trial, tuple(replace(span, run_id=run_id) for span in outcome.spans)
+    spans = tuple(replace(span, run_id=run_id) for span in outcome.spans)
+    return trial, spans, tuple(replace(step, run_id=run_id) for step in outcome.steps)
 
 
 def _attempt(evaluate: Evaluate, plan: Plan, monitor: Monitor) -> Outcome:

@@ -77,9 +77,15 @@ class Survey:
         }
 
     def ranking(self, count: int) -> list[int]:
-        """The fastest plans that fit, best first."""
+        """The fastest plans that fit, best first; of plans that the model cannot tell apart, one."""
         order = np.argsort(np.where(self.fits, self.step_seconds, np.inf), kind="stable")
-        return [int(row) for row in order[:count] if self.fits[row]]
+        found: dict[bytes, int] = {}
+        for row in order[self.fits[order]]:
+            seconds = np.append(self.estimate.stage_seconds[row], self.step_seconds[row])
+            found.setdefault(np.round(seconds, 4).tobytes(), int(row))
+            if len(found) == count:
+                break
+        return list(found.values())
 
     def bound_by(self, row: int) -> str:
         """The cycle that sets a plan's step time."""

@@ -21,7 +21,7 @@ from search.choose import Chooser
 from search.confidence import leave_one_out, predict, recommend
 from search.problem import Budget, Monitor, Outcome
 from search.study import Result, Stop, run_study
-from traces.schema import Span, Trial, TrialState
+from traces.schema import Span, Step, Trial, TrialState
 from traces.store import read_spans, read_trials, write_spans, write_trial
 
 CANDIDATES = sw.make_candidates()
@@ -70,7 +70,7 @@ def test_a_resumed_study_runs_the_plans_of_an_unbroken_one(tmp_path: Path, cut: 
     whole = run_study(sw.problem_of(sw.hidden_world(LARGE, 3)), budget(14))
     world = sw.hidden_world(LARGE, 3)
 
-    def store(trial: Trial, spans: Sequence[Span]) -> None:
+    def store(trial: Trial, spans: Sequence[Span], steps: Sequence[Step]) -> None:
         write_trial(tmp_path, trial)
 
     run_study(sw.problem_of(world), budget(cut), on_trial=store)
@@ -85,7 +85,7 @@ def test_what_a_trial_records(tmp_path: Path) -> None:
     span = Span(run_id="", step=0, stage="generate", pool="all", device=0, start_s=0.0, end_s=1.0)
     script = Script([done(2.0, 1.0, stage_seconds={"generate": 0.5}, peak_bytes=7, warm=True, spans=(span,))])
 
-    def store(trial: Trial, spans: Sequence[Span]) -> None:
+    def store(trial: Trial, spans: Sequence[Span], steps: Sequence[Step]) -> None:
         write_trial(tmp_path, trial)
         write_spans(tmp_path, spans)
 
@@ -196,7 +196,7 @@ def test_why_a_study_ends() -> None:
 def test_the_record_is_made_before_the_study_learns() -> None:
     """A trial whose record fails to be written is not searched on with."""
 
-    def fail(trial: Trial, spans: Sequence[Span]) -> None:
+    def fail(trial: Trial, spans: Sequence[Span], steps: Sequence[Step]) -> None:
         raise OSError("disk full")
 
     script = Script([done(1.0)])
