@@ -7,10 +7,14 @@ when it is whole, so a directory under the cache is always a finished one.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shutil
+import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -49,7 +53,7 @@ _WEIGHTS = (
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 _WARMUP_SHARE = 0.05
-_MOMENTUM = 0.95
+_MOMENTUM = 0.9
 _ADAM_SCALE = 0.2
 """Root mean square of a typical AdamW update, relative to its learning rate (Liu et al., 2025)."""
 _POLYNOMIALS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037))
@@ -159,7 +163,8 @@ def _build(job: Job, directory: Path, progress: Progress | None) -> None:
     model = _initial_model(job, tokenizer)
     warm_start = job.document.models.actor.warm_start
     assert warm_start is not None, "resolve() asks for a warm start when the actor is a config.json"
-    _train(model, tokenizer, job.workload, warm_start, progress)
+    with _fastest_threads(model):
+        _train(model, tokenizer, job.workload, warm_start, progress)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
@@ -217,13 +222,14 @@ class _Muon:
 
 def _orthogonalised(matrices: Tensor) -> Tensor:
     """Singular values of [n, rows, columns] moved close to 1, by odd polynomials of the matrices."""
-    if matrices.shape[1] > matrices.shape[2]:
-        return _orthogonalised(matrices.mT).mT
-    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
+    tall = matrices.shape[1] > matrices.shape[2]
+    if tall:
+        matrices = matrices.mT  # the smaller Gram matrix
+    x: Tensor = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-12)
     for a, b, c in _POLYNOMIALS:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x
+    return x.mT if tall else x
 
 
 def _train(
@@ -252,6 +258,27 @@ def _train(
         if progress is not None:
             progress(step, warm_start.steps, loss.item())
     model.eval()
+
+
+@contextmanager
+def _fastest_threads(model: PreTrainedModel) -> Iterator[None]:
+    """All cores if that is faster now, else one thread: beside other work, threads wait for each other and lose."""
+    before = torch.get_num_threads()
+    ids = torch.zeros(24, 48, dtype=torch.long)
+
+    def seconds(threads: int) -> float:
+        torch.set_num_threads(threads)
+        begun = time.perf_counter()
+        model(input_ids=ids, use_cache=False).logits.sum().backward()
+        return time.perf_counter() - begun
+
+    choices = sorted({1, len(os.sched_getaffinity(0))})
+    torch.set_num_threads(min(choices, key=lambda n: statistics.median(seconds(n) for _ in range(4))))
+    model.zero_grad()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _loss(model: PreTrainedModel, batch: list[_Example]) -> Tensor:
