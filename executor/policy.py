@@ -7,16 +7,11 @@ when it is whole, so a directory under the cache is always a finished one.
 from __future__ import annotations
 
 import math
-import os
-import re
 import shutil
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from random import Random
 
@@ -27,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from executor.tasks import Prompt, demonstration, prompts
+from executor.tasks import Prompt, demonstration, prompts, wording
 from ir.errors import InputError
 from ir.job import Job, WarmStart, Workload
 
@@ -41,8 +36,6 @@ _PAD, _EOS, _UNK = "<pad>", "<eos>", "<unk>"
 _TAGS = ("<answer>", "</answer>")
 _SYMBOLS = "0123456789+-*/=().,:;?!'\"%$"
 _PIECES = r"</?answer>|[A-Za-z]+|[^A-Za-z\s]"
-_VOCABULARY_SAMPLE = 256
-"""Questions per task that the words are collected from: templates are few, so that finds them all."""
 
 _WEIGHTS = (
     "model.safetensors",
@@ -57,7 +50,7 @@ _MOMENTUM = 0.9
 _ADAM_SCALE = 0.2
 """Root mean square of a typical AdamW update, relative to its learning rate (Liu et al., 2025)."""
 _POLYNOMIALS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037))
-"""(a, b, c) of a x + b x^3 + c x^5, one iteration each; three leave singular values within about 0.3 of 1."""
+"""(a, b, c) of a x + b x^3 + c x^5, one iteration each; three bring all but tiny singular values to 0.4-1.3."""
 _OTHER_SEED = 0x5EED
 """Sets the demonstrations' prompts apart from those that reinforcement learning draws."""
 _FIRST_SHOWN, _ALL_SHOWN = 0.3, 0.8
@@ -73,7 +66,7 @@ def build_tokenizer(workload: Workload) -> PreTrainedTokenizerFast:
     The words that all questions of a task begin with are one token together, for they say nothing.
     White space is dropped, and decoding joins tokens without any.
     """
-    words, openings = _questions(workload)
+    words, openings = wording(workload, _PIECES)
     tokens = dict.fromkeys([_PAD, _EOS, _UNK, *_TAGS, *_SYMBOLS, *words])
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=_UNK))
@@ -87,22 +80,6 @@ def build_tokenizer(workload: Workload) -> PreTrainedTokenizerFast:
     tokenizer.add_tokens([AddedToken(opening, normalized=False) for opening in openings])
     names = {"pad_token": _PAD, "eos_token": _EOS, "unk_token": _UNK}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **names)
-
-
-def _questions(workload: Workload) -> tuple[list[str], list[str]]:
-    """The words of the questions, and what all questions of a task begin with; both sorted."""
-    words: set[str] = set()
-    openings: set[str] = set()
-    for task in workload.tasks:
-        alone = msgspec.structs.replace(workload, tasks=(task,))
-        split = [prompt.question.split() for prompt in prompts(alone, first=0, count=_VOCABULARY_SAMPLE)]
-        words.update(piece for question in split for word in question for piece in re.findall(_PIECES, word))
-        openings.add(" ".join(shared[0] for shared in takewhile(_same, zip(*split, strict=False))))
-    return sorted(words), sorted(openings - {""})
-
-
-def _same(words: tuple[str, ...]) -> bool:
-    return len(set(words)) == 1
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
@@ -163,7 +140,7 @@ def _build(job: Job, directory: Path, progress: Progress | None) -> None:
     model = _initial_model(job, tokenizer)
     warm_start = job.document.models.actor.warm_start
     assert warm_start is not None, "resolve() asks for a warm start when the actor is a config.json"
-    with _fastest_threads(model):
+    with _one_thread():
         _train(model, tokenizer, job.workload, warm_start, progress)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -199,8 +176,8 @@ class _Example:
 class _Muon:
     """Momentum whose update of each matrix is made nearly orthogonal (Jordan et al., 2024).
 
-    Worked solutions of arithmetic are learnt in about a third of the tokens that AdamW needs. In
-    float32, because many CPUs multiply bfloat16 slowly, and by shape, because the matrices are small.
+    Worked solutions of arithmetic are learnt in fewer tokens than with AdamW. In float32, because many
+    CPUs multiply bfloat16 slowly, and by shape, because the matrices are small.
     """
 
     def __init__(self, matrices: list[Tensor]) -> None:
@@ -261,20 +238,10 @@ def _train(
 
 
 @contextmanager
-def _fastest_threads(model: PreTrainedModel) -> Iterator[None]:
-    """All cores if that is faster now, else one thread: beside other work, threads wait for each other and lose."""
+def _one_thread() -> Iterator[None]:
+    """Two threads on two cores gain little when idle, and lose a factor of 10 and more beside other work."""
     before = torch.get_num_threads()
-    ids = torch.zeros(24, 48, dtype=torch.long)
-
-    def seconds(threads: int) -> float:
-        torch.set_num_threads(threads)
-        begun = time.perf_counter()
-        model(input_ids=ids, use_cache=False).logits.sum().backward()
-        return time.perf_counter() - begun
-
-    choices = sorted({1, len(os.sched_getaffinity(0))})
-    torch.set_num_threads(min(choices, key=lambda n: statistics.median(seconds(n) for _ in range(4))))
-    model.zero_grad()
+    torch.set_num_threads(1)
     try:
         yield
     finally:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any, cast
+
+import msgspec
 
 from ir.errors import InputError
 from ir.job import Task, Workload
@@ -30,6 +33,9 @@ DATASET_SIZE = 1_000_000
 
 DEMONSTRATED = ("chain_sum",)
 """Data sets that worked solutions exist for."""
+
+_WORDING_SAMPLE = 256
+"""Questions per task that words are collected from: templates are few, so that finds them all."""
 
 _GOLDEN = 0.6180339887498949
 """Multiples of the golden ratio, modulo 1, fill [0, 1) evenly over every range of indices."""
@@ -64,6 +70,19 @@ def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     return [
         _prompt(index, workload.tasks[task].dataset, sources[task]) for index, task in enumerate(chosen, start=first)
     ]
+
+
+def wording(workload: Workload, pieces: str) -> tuple[list[str], list[str]]:
+    """The parts of the questions' words that match `pieces`, and what all questions of a task begin with."""
+    parts: set[str] = set()
+    openings: set[str] = set()
+    for task in workload.tasks:
+        alone = msgspec.structs.replace(workload, tasks=(task,))
+        split = [prompt.question.split() for prompt in prompts(alone, first=0, count=_WORDING_SAMPLE)]
+        parts.update(part for question in split for word in question for part in re.findall(pieces, word))
+        shared = takewhile(lambda words: len(set(words)) == 1, zip(*split, strict=False))
+        openings.add(" ".join(words[0] for words in shared))
+    return sorted(parts), sorted(openings - {""})
 
 
 def verify(prompt: Prompt, completion: str) -> float:
