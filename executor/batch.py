@@ -44,14 +44,14 @@ class Batch:
         updates = Op.UPDATE_ACTOR in stage.ops
         batches = self._minibatches(visit.groups) if updates else [list(visit.groups)]
         hands = [self._deal(groups, stage) for groups in batches]
-        tokens = tuple(sum(len(r.sample.response) for hand in deal_ for r in hand) for deal_ in hands)
+        sequences = tuple(sum(len(rows) for rows in hand) for hand in hands)
         call = Call(
             ops=stage.ops,
             step=visit.step,
             micro_batch=stage.layout.micro_batch,
             recompute=stage.layout.recompute,
             ranks=stage.layout.ranks,
-            minibatch_tokens=tokens if updates else (),
+            minibatch_sequences=sequences if updates else (),
             epochs=self._rpeg.job.workload.epochs,
         )
         shares = {rank: (call, [hand[rank] for hand in hands]) for rank in range(stage.layout.ranks)}

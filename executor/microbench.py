@@ -163,7 +163,7 @@ def _train(model: PreTrainedModel) -> float:
 
     def update(count: int) -> float:
         return _median(
-            lambda: trainer.update(rows[:count], tokens=1, micro_batch=1, recompute=False, reduce=None),
+            lambda: trainer.update(rows[:count], sequences=1, micro_batch=1, recompute=False, reduce=None),
             budget_s=0.3,
         )
 
@@ -173,8 +173,10 @@ def _train(model: PreTrainedModel) -> float:
 def _adam(model: PreTrainedModel) -> float:
     trainer = Trainer(model, _ALGORITHM, temperature=1.0)
     rows = [_row(i) for i in range(2)]
-    one = _median(lambda: trainer.update(rows[:1], tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
-    two = _median(lambda: trainer.update(rows, tokens=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
+    one = _median(
+        lambda: trainer.update(rows[:1], sequences=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3
+    )
+    two = _median(lambda: trainer.update(rows, sequences=1, micro_batch=1, recompute=False, reduce=None), budget_s=0.3)
     return max(2 * one - two, 0.0)
 
 

@@ -268,7 +268,7 @@ def _batches(tokenizer: PreTrainedTokenizerFast, workload: Workload, warm_start:
     The steps of a solution are learnt soonest where few tokens surround them: at first only the shortest
     third of what the workload asks is shown, and everything from `_ALL_SHOWN` of the steps on.
     """
-    other = msgspec.structs.replace(workload, seed=workload.seed ^ _OTHER_SEED)
+    other = msgspec.structs.replace(workload, seed=workload.seed ^ _OTHER_SEED, distinct_prompts=None)
     random = Random(workload.seed)
     size, step, first = warm_start.batch, 0, 0
     while step < warm_start.steps:

@@ -108,8 +108,8 @@ class Call:
     recompute: bool
     ranks: int
     """Ranks that take part; the update sums gradients over them."""
-    minibatch_tokens: tuple[int, ...] = ()
-    """Response tokens of each minibatch over all ranks."""
+    minibatch_sequences: tuple[int, ...] = ()
+    """Sequences of each minibatch over all ranks."""
     epochs: int = 1
 
 

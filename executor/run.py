@@ -260,7 +260,7 @@ class _Run:
             return
         self.spans += reply.spans
         for name, value in reply.metrics.items():
-            # A rank's loss is its part of the mean over all ranks' tokens; the norm is the same on all of them.
+            # A rank's loss is its part of the mean over all ranks' sequences; the norm is the same on all of them.
             self._metrics[name] = value + (self._metrics.get(name, 0.0) if name == "loss" else 0.0)
         self._batch.note(reply.findings)
 

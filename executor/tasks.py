@@ -66,9 +66,11 @@ def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     weights = [task.weight for task in workload.tasks]
     bounds = [total / sum(weights) for total in accumulate(weights)]
     offset = _derived_seed(workload.seed, "mix") / 2**32
-    chosen = (_task_at((offset + index * _GOLDEN) % 1.0, bounds) for index in range(first, first + count))
+    period = workload.distinct_prompts
+    indices = [index if period is None else index % period for index in range(first, first + count)]
+    chosen = [_task_at((offset + index * _GOLDEN) % 1.0, bounds) for index in indices]
     return [
-        _prompt(index, workload.tasks[task].dataset, sources[task]) for index, task in enumerate(chosen, start=first)
+        _prompt(index, workload.tasks[task].dataset, sources[task]) for index, task in zip(indices, chosen, strict=True)
     ]
 
 

@@ -71,17 +71,18 @@ class Trainer:
         )
 
     def update(
-        self, rows: Sequence[Row], *, tokens: int, micro_batch: int, recompute: bool, reduce: Reduce | None
+        self, rows: Sequence[Row], *, sequences: int, micro_batch: int, recompute: bool, reduce: Reduce | None
     ) -> dict[str, float]:
-        """One optimizer step on this rank's rows of a minibatch with `tokens` response tokens over all ranks.
+        """One optimizer step on this rank's rows of a minibatch of so many `sequences` over all ranks.
 
-        The loss is the mean over those tokens, so it does not depend on micro-batches or ranks.
+        The loss is the mean over sequences of the mean over their tokens (Shao et al. 2024, equation 3), so it does
+        not depend on micro-batches or ranks, and long answers do not drown short ones.
         """
         self._optimizer.zero_grad(set_to_none=True)
         total = 0.0
         with self._training(recompute):
             for batch in micro_batches(rows, [r.sample.num_tokens for r in rows], micro_batch):
-                loss = self.loss(batch) / tokens
+                loss = self.loss(batch) / sequences
                 loss.backward()
                 total += loss.item()
         if reduce is not None:
@@ -91,20 +92,22 @@ class Trainer:
         return {"loss": total, "gradient_norm": float(norm)}
 
     def loss(self, rows: Sequence[Row]) -> Tensor:
-        """Sum of the token losses of some rows, a scalar with its graph."""
+        """Sum over some rows of their mean token loss, a scalar with its graph."""
         logprob = response_logprobs(self._model, [row.sample for row in rows], self._temperature)
         rollout = self._column([row.sample.rollout_logprob for row in rows])
         old = [row.old_logprob for row in rows]
         reference = [row.reference_logprob for row in rows]
         advantage = [np.full(len(row.sample.response), row.advantage, dtype=np.float32) for row in rows]
-        return token_loss(
+        share = [np.full(len(r.sample.response), 1.0 / len(r.sample.response), dtype=np.float32) for r in rows]
+        loss = token_loss(
             logprob,
             old=logprob.detach() if old[0] is None else self._column(old),
             rollout=rollout,
             reference=None if reference[0] is None else self._column(reference),
             advantage=self._column(advantage),
             algorithm=self._algorithm,
-        ).sum()
+        )
+        return (loss * self._column(share)).sum()
 
     def _column(self, values: Sequence[LogProbs | None]) -> Tensor:
         present = [value for value in values if value is not None]

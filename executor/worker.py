@@ -31,7 +31,7 @@ from ir.job import Lengths, Workload
 from traces.schema import Span
 
 LENGTH_SAMPLES = 512
-LENGTH_QUANTILES = 33
+LENGTH_QUANTILES = 101
 
 SLICE_SECONDS = 0.1
 """Longest time an engine decodes before it looks for new weights and new prompts."""
@@ -232,16 +232,17 @@ class DeviceWorker:
 
     def _reward(self, sample: Sample) -> float:
         (prompt,) = prompts(self._setting.workload, first=sample.group, count=1)
-        return verify(prompt, self._tokenizer.decode(sample.response, skip_special_tokens=True))
+        score = verify(prompt, self._tokenizer.decode(sample.response, skip_special_tokens=True))
+        return float(score >= 1.0) if self._setting.workload.full_marks else score
 
     def _update(self, call: Call, minibatches: Sequence[Sequence[Row]]) -> dict[str, float]:
         assert self._trainer is not None
         reduce = self._reduce(call.ranks) if call.ranks > 1 else None
         metrics: dict[str, float] = {}
         for _ in range(call.epochs):
-            for rows, tokens in zip(minibatches, call.minibatch_tokens, strict=True):
+            for rows, sequences in zip(minibatches, call.minibatch_sequences, strict=True):
                 metrics = self._trainer.update(
-                    rows, tokens=tokens, micro_batch=call.micro_batch, recompute=call.recompute, reduce=reduce
+                    rows, sequences=sequences, micro_batch=call.micro_batch, recompute=call.recompute, reduce=reduce
                 )
                 self._memory.check()
         return metrics

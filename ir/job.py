@@ -71,10 +71,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The group that advantages are normalised over."""
     minibatches: Positive = 1
     epochs: Positive = 1
+    distinct_prompts: Positive | None = None
+    """Size of the set of prompts, which a run goes through again and again; None never repeats one."""
     max_prompt_tokens: Positive
     max_response_tokens: Positive
     temperature: PositiveFloat = 1.0
     seed: int = 0
+    full_marks: bool = False
+    """Whether a verifier's partial credit counts as nothing. Normalising within a group blows small differences
+    up, so that a hint of credit for a wrong answer would count as much as a right one."""
     lengths: Lengths | None = None
     """Given here, or else measured on samples of the actor before a search."""
 

@@ -32,23 +32,19 @@ def rows_of(model: PreTrainedModel) -> list[Row]:
     ]
 
 
-def tokens_of(rows: Sequence[Row]) -> int:
-    return sum(len(row.sample.response) for row in rows)
-
-
 def updated(
     model: PreTrainedModel,
     rows: Sequence[Row],
     *,
     micro_batch: int = 4,
     recompute: bool = False,
-    tokens: int = 0,
+    sequences: int = 0,
     reduce: Callable[[torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Gradient of an update, flattened."""
     model = copy.deepcopy(model)
     trainer = Trainer(model, build.job(max_gradient_norm=1e9).algorithm, temperature=1.0)
-    trainer.update(rows, tokens=tokens or tokens_of(rows), micro_batch=micro_batch, recompute=recompute, reduce=reduce)
+    trainer.update(rows, sequences=sequences or len(rows), micro_batch=micro_batch, recompute=recompute, reduce=reduce)
     return torch.cat([p.grad.reshape(-1) for p in model.parameters() if p.grad is not None])
 
 
@@ -69,7 +65,7 @@ def test_gradients_of_ranks_add_up_to_that_of_the_whole_batch() -> None:
     model = model_of("qwen3")
     rows = rows_of(model)
     hands = deal([row.sample.num_tokens for row in rows], 2)
-    parts = [updated(model, [rows[i] for i in hand], tokens=tokens_of(rows)) for hand in hands]
+    parts = [updated(model, [rows[i] for i in hand], sequences=len(rows)) for hand in hands]
     assert torch.allclose(updated(model, rows), parts[0] + parts[1], atol=1e-6)
 
 
@@ -90,7 +86,7 @@ def test_an_update_makes_rewarded_samples_likelier() -> None:
     trainer = Trainer(model, build.job(learning_rate=1e-2).algorithm, temperature=1.0)
     (before,) = score([model], samples, micro_batch=4, temperature=1.0)
     for _ in range(3):
-        trainer.update(rows, tokens=tokens_of(rows), micro_batch=8, recompute=False, reduce=None)
+        trainer.update(rows, sequences=len(rows), micro_batch=8, recompute=False, reduce=None)
     (after,) = score([model], samples, micro_batch=4, temperature=1.0)
     assert sum(float(after[s.key].sum() - before[s.key].sum()) for s in samples) > 0
 
