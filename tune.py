@@ -228,7 +228,7 @@ class _RealRuns:
 
     def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
         """Run until the monitor has seen enough."""
-        from executor.result import WARM_UP_STEPS
+        from executor.result import warm_up_steps
         from executor.run import HANG_SECONDS, HANG_STEPS, Options
         from ir.lower import lower
         from search.problem import Outcome
@@ -238,7 +238,7 @@ class _RealRuns:
 
         def on_step(report: StepReport) -> bool:
             self._last_step_at = time.monotonic()
-            if report.step < WARM_UP_STEPS:
+            if report.step < warm_up_steps(plan.staleness):
                 return True
             measured.append(report.seconds)
             return monitor(measured)

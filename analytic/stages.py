@@ -99,9 +99,10 @@ def generate(s: Setup, b: PlanBatch) -> Generation:
     steps = np.where(ahead, count * response.mean / in_flight, drained)
     fixed, per_sequence, per_key = _decode_planes(s)
     prompt = s.lengths.prompt.mean
+    # Sequences of all ages are live together and see as many keys as the longest of them.
     keys = np.where(
         ahead,
-        count * response.mean * (prompt + response.largest_of(in_flight)),
+        count * response.mean * s.lengths.total.largest_of(in_flight),
         count * (prompt * response.mean + response.second_moment / 2.0),
     )
     prefill = _prefill_seconds(s, count / s.job.workload.samples_per_prompt)
@@ -118,9 +119,7 @@ def _decode_planes(s: Setup) -> tuple[float, float, float]:
     weights = float(shape.layers * _layer_seconds(s, zero)[0] + _head_seconds(s, zero)[0])
     token = float(shape.layers * _layer_seconds(s, one)[0] + _head_seconds(s, one)[0]) - weights
     fixed = host.decode_step_s + shape.layers * host.decode_layer_s + weights
-    # Keys and values are read once and, for grouped queries, written and read once more per query head.
-    copies = 1.0 + 2.0 * shape.heads / shape.kv_heads * (shape.heads > shape.kv_heads)
-    key = shape.kv_bytes_per_token(s.roofline.bytes_per_value) * copies / s.cluster.device.memory_bandwidth
+    key = shape.kv_bytes_per_token(s.roofline.bytes_per_value) / s.cluster.device.kv_bandwidth
     return fixed, host.decode_sequence_s + token, key
 
 

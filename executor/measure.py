@@ -66,6 +66,7 @@ def calibrate(fleet: Fleet, kind: str, devices: int, progress: Progress) -> Clus
             base_memory_bytes=pool.idle_bytes,
             memory_bandwidth=figures.memory_bandwidth,
             attention_flops=figures.attention_flops,
+            kv_bandwidth=figures.kv_bandwidth,
             host=figures.host,
             matmul=figures.matmul,
         ),

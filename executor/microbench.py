@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from executor import attention
 from executor.engine import Engine
 from executor.records import Request, Row, Sample
 from executor.trainer import Trainer, score
@@ -40,6 +41,7 @@ class DeviceFigures:
     """Of a GPU; 0 for a core, which has a share of the host's."""
     memory_bandwidth: float
     attention_flops: float
+    kv_bandwidth: float
     host: Host
 
 
@@ -50,6 +52,7 @@ def measure_device(device: torch.device) -> DeviceFigures:
         memory_bytes=torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0,
         memory_bandwidth=_bandwidth(device),
         attention_flops=_attention(device),
+        kv_bandwidth=_kv_bandwidth(device),
         host=_host(device),
     )
 
@@ -90,6 +93,31 @@ def _attention(device: torch.device) -> float:
     return 2.0 * batch * heads * width * length**2 / seconds
 
 
+def _kv_bandwidth(device: torch.device) -> float:
+    """Bytes of cached keys and values that decode steps get through per second: from the time by which steps of
+    many sequences grow with the keys they see."""
+    sequences, early, late, span = 32, 8, 200, 16
+    model = _model(device, layers=2, heads=4, kv_heads=2, head_dim=32)
+    engine = Engine(
+        model,
+        slots=sequences,
+        max_prompt_tokens=4,
+        max_response_tokens=late + span + 2,
+        temperature=1.0,
+        stop_token=-1,
+        seed=0,
+    )
+    engine.submit([Request(group=0, member=i, prompt=np.ones(4, dtype=np.int64)) for i in range(sequences)])
+    seconds = []
+    while not engine.idle:
+        begun = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - begun)
+    grown = float(np.median(seconds[late : late + span]) - np.median(seconds[early : early + span]))
+    kv_bytes = 2 * 2 * 2 * 32 * 4 * sequences * (late - early)
+    return kv_bytes / max(grown, 1e-6)
+
+
 def _host(device: torch.device) -> Host:
     thin, thick = _model(device, layers=1), _model(device, layers=4)
     step_1, step_4 = _decode(thin, 1), _decode(thick, 1)
@@ -111,19 +139,24 @@ def _host(device: torch.device) -> Host:
     )
 
 
-def _model(device: torch.device, *, layers: int) -> PreTrainedModel:
+def _model(
+    device: torch.device, *, layers: int, heads: int = 2, kv_heads: int = 1, head_dim: int = 8
+) -> PreTrainedModel:
+    attention.register()
     config = Qwen3Config(
         vocab_size=16,
         hidden_size=16,
         num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
         intermediate_size=32,
         tie_word_embeddings=True,
         max_position_embeddings=256,
     )
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=attention.NAME
+    )
     return model.to(device).eval()
 
 
@@ -212,6 +245,7 @@ def merge_figures(figures: Sequence[DeviceFigures]) -> DeviceFigures:
         ),
         memory_bytes=first.memory_bytes,
         memory_bandwidth=float(np.median([f.memory_bandwidth for f in figures])),
+        kv_bandwidth=float(np.median([f.kv_bandwidth for f in figures])),
         attention_flops=float(np.median([f.attention_flops for f in figures])),
         host=Host(**host),
     )

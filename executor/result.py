@@ -10,8 +10,11 @@ import numpy as np
 from ir.graph import Rpeg
 from traces.schema import Span, Step
 
-WARM_UP_STEPS = 1
-"""Steps at the start whose times are dropped: caches fill and pipelines start."""
+
+def warm_up_steps(staleness: int) -> int:
+    """Steps at the start whose times are dropped: caches fill in the first, and what was generated ahead in it is
+    used up in the next `staleness`."""
+    return 1 + staleness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +43,15 @@ class RunResult:
     peak_bytes: int
     setup_seconds: float
     warm: bool
+    warm_up: int
+    """Steps at the start that are not measured."""
     failure: str = ""
     failure_detail: str = ""
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
         """Seconds of the steps after the warm-up."""
-        return tuple(report.seconds for report in self.steps[WARM_UP_STEPS:])
+        return tuple(report.seconds for report in self.steps[self.warm_up :])
 
     @property
     def staleness(self) -> tuple[int, ...]:
@@ -70,13 +75,13 @@ class RunResult:
         ]
 
 
-def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float]) -> dict[str, float]:
+def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float], warm_up: int) -> dict[str, float]:
     """Median over the measured steps of the busiest device's seconds in each stage.
 
     A step is the interval between two publications; a span counts with what lies in it, so that the same
     definition holds where stages of several steps overlap.
     """
-    windows = list(zip(step_ends[WARM_UP_STEPS:-1], step_ends[WARM_UP_STEPS + 1 :], strict=True))
+    windows = list(zip(step_ends[warm_up:-1], step_ends[warm_up + 1 :], strict=True))
     if not windows:
         return {}
     result = {}

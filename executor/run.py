@@ -26,7 +26,7 @@ from executor.records import (
     Visited,
     VisitReply,
 )
-from executor.result import RunResult, StepReport, by_key, stage_seconds
+from executor.result import RunResult, StepReport, by_key, stage_seconds, warm_up_steps
 from ir.graph import Op, Rpeg
 from traces.schema import Span
 
@@ -72,6 +72,7 @@ def execute(
 ) -> RunResult:
     """Run an RPEG for real. Failures of workers are results; `KeyboardInterrupt` passes through."""
     asked = time.monotonic()
+    warm_up = warm_up_steps(rpeg.staleness)
     run = _Run(rpeg, run_id=run_id, options=options, on_step=on_step)
     failure, setup, warm, peak = _Failure("", ""), 0.0, False, 0
     try:
@@ -86,10 +87,11 @@ def execute(
     return RunResult(
         steps=tuple(run.reports),
         spans=tuple(run.spans),
-        stage_seconds=by_key(rpeg, stage_seconds(run.spans, run.step_ends)),
+        stage_seconds=by_key(rpeg, stage_seconds(run.spans, run.step_ends, warm_up)),
         peak_bytes=peak,
         setup_seconds=setup,
         warm=warm,
+        warm_up=warm_up,
         failure=failure.kind,
         failure_detail=failure.detail,
     )

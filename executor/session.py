@@ -15,6 +15,7 @@ from executor.result import RunResult
 from executor.run import OnStep, Options, execute
 from ir.cluster import Cluster
 from ir.documents import digest, read_document, write_document
+from ir.errors import InputError
 from ir.graph import Rpeg
 from ir.job import Job, Lengths, with_lengths
 
@@ -44,7 +45,11 @@ def software_fingerprint() -> str:
 def cached_cluster() -> Cluster | None:
     """This machine as it was measured before, if it was."""
     path = cluster_path()
-    return read_document(path, Cluster) if path.exists() else None
+    try:
+        return read_document(path, Cluster) if path.exists() else None
+    except InputError:
+        # Measured by another version, with other figures: measured anew.
+        return None
 
 
 def cluster_path() -> Path:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from executor import attention
 from executor.engine import Engine
 from executor.grpo import group_advantages
 from executor.memory import Memory
@@ -113,8 +114,9 @@ class DeviceWorker:
     def _load(self, path: str) -> None:
         if path == self._model_path:
             return
+        attention.register()
         self._tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention.NAME)
         self._actor: PreTrainedModel = model.to(self._device).eval()
         self._initial = self._flatten(self._actor)
         self._model_path = path

@@ -55,6 +55,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes per second of an elementwise operation on a few MB, read and written bytes together."""
     attention_flops: PositiveFloat
     """FLOP per second of the attention core on a training micro-batch."""
+    kv_bandwidth: PositiveFloat
+    """Bytes per second of cached keys and values that a decode step gets through."""
     host: Host
     matmul: Annotated[tuple[MatmulPoint, ...], Meta(min_length=4)]
     """The measured curve that the roofline is fitted to."""

@@ -87,6 +87,7 @@ def trial_figures(run: Path, total_s: float | None) -> None:
 def compare(run: Path) -> None:
     """The best plan against each preset: the same prompts, in turn, step by step."""
     from executor.fleet import Fleet, devices_here
+    from executor.result import warm_up_steps
     from executor.run import Options
     from executor.session import Session, ready_actor
     from ir.documents import read_document
@@ -104,7 +105,9 @@ def compare(run: Path) -> None:
         session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, print))
 
         def seconds(plan: Plan) -> tuple[float, ...]:
-            result = session.run(lower(job, plan), Options(steps=PAIRED_STEPS + 1), lambda report: True)
+            result = session.run(
+                lower(job, plan), Options(steps=PAIRED_STEPS + warm_up_steps(plan.staleness)), lambda report: True
+            )
             assert not result.failure, result.failure_detail
             return result.step_seconds
 

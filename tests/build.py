@@ -125,6 +125,7 @@ def cluster(*, devices: int = 2, memory_bytes: int = 8 << 30) -> Cluster:
             base_memory_bytes=400 << 20,
             memory_bandwidth=10e9,
             attention_flops=20e9,
+            kv_bandwidth=5e9,
             host=Host(
                 decode_step_s=4e-4,
                 decode_layer_s=4e-4,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from executor import attention
 from executor.engine import Engine
 from executor.records import Request, Sample
 from executor.trainer import score
@@ -27,9 +28,12 @@ def _one_thread() -> Iterator[None]:
 
 def model_of(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
+    attention.register()
     sizes = {k: v for k, v in build.QWEN3_CONFIG.items() if k not in ("model_type", "architectures")}
     config = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}[kind](**sizes, initializer_range=0.2)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation=attention.NAME
+    )
     return model.eval()
 
 

@@ -121,7 +121,7 @@ def test_a_killed_search_resumes_and_runs_nothing_again(place: Path, killed: Pat
     assert (killed / "best.plan.toml").exists() and (killed / "cluster.toml").exists()
     for trial in after:
         steps = read_steps(killed, trial.run_id)
-        assert len(steps) == len(trial.step_seconds) + 1
+        assert len(steps) == len(trial.step_seconds) + 1 + int(trial.params["staleness"])
         assert max(max(step.staleness) for step in steps) == trial.max_staleness <= int(trial.params["staleness"])
         assert {span.stage for span in read_spans(killed, trial.run_id)} >= {"generate", "reward", "advantage"}
 
