@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 
     def budget(sub: argparse.ArgumentParser, trials: int, text: str) -> None:
         sub.add_argument("--trials", type=int, default=trials, metavar="N", help=f"{text} ({trials})")
-        sub.add_argument("--seconds", type=float, default=150.0, metavar="S", help="time that they may take (150)")
-        sub.add_argument("--steps", type=int, default=5, metavar="N", help="measured RL steps of a real run (5)")
+        sub.add_argument("--seconds", type=float, default=170.0, metavar="S", help="time that they may take (170)")
+        sub.add_argument("--steps", type=int, default=4, metavar="N", help="measured RL steps of a real run (4)")
         sub.add_argument(
             "--final-steps",
             type=int,

@@ -69,6 +69,7 @@ def calibrate(fleet: Fleet, kind: str, devices: int, progress: Progress) -> Clus
             kv_bandwidth=figures.kv_bandwidth,
             host=figures.host,
             matmul=figures.matmul,
+            passes=figures.passes,
         ),
         levels=(
             Level(

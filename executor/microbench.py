@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -19,7 +21,7 @@ from executor import attention
 from executor.engine import Engine
 from executor.records import Request, Row, Sample
 from executor.trainer import Trainer, score
-from ir.cluster import Host, MatmulPoint
+from ir.cluster import Host, MatmulPoint, MeasuredPass
 from ir.job import Algorithm
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
@@ -29,6 +31,7 @@ WIDTHS = ((64, 64), (128, 128), (128, 384), (384, 128), (256, 256), (512, 1024))
 TRAFFIC_VALUES = 1 << 20
 """Values of an elementwise operation: 4 MiB each, what the activations of a micro-batch occupy."""
 
+_VOCABULARY = 32
 _ALGORITHM = Algorithm(name="grpo", learning_rate=1e-6)
 
 
@@ -43,6 +46,7 @@ class DeviceFigures:
     attention_flops: float
     kv_bandwidth: float
     host: Host
+    passes: tuple[MeasuredPass, ...]
 
 
 def measure_device(device: torch.device) -> DeviceFigures:
@@ -54,6 +58,7 @@ def measure_device(device: torch.device) -> DeviceFigures:
         attention_flops=_attention(device),
         kv_bandwidth=_kv_bandwidth(device),
         host=_host(device),
+        passes=_passes(device),
     )
 
 
@@ -139,20 +144,58 @@ def _host(device: torch.device) -> Host:
     )
 
 
+def _passes(device: torch.device) -> tuple[MeasuredPass, ...]:
+    """Whole passes of a model in which kernels, not launches, take the time."""
+    sizes = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 384}
+    model = _model(device, **sizes)
+    trainer = Trainer(model, _ALGORITHM, temperature=1.0)
+    points = []
+    for sequences, length in ((4, 64), (16, 64), (4, 256)):
+        rows = [_row(i, prompt=length // 4, response=length - length // 4) for i in range(sequences)]
+        samples = [row.sample for row in rows]
+        seconds = {
+            "forward": _median(partial(score, [model], samples, micro_batch=sequences, temperature=1.0), budget_s=0.3),
+            "train": _median(
+                partial(trainer.update, rows, sequences=1, micro_batch=sequences, recompute=False, reduce=None),
+                budget_s=0.5,
+            ),
+        }
+        for kind in ("forward", "train"):
+            points.append(
+                MeasuredPass(
+                    kind="forward" if kind == "forward" else "train",
+                    vocab=_VOCABULARY,
+                    sequences=sequences,
+                    length=length,
+                    response=length - length // 4,
+                    seconds=seconds[kind],
+                    **sizes,
+                )
+            )
+    return tuple(points)
+
+
 def _model(
-    device: torch.device, *, layers: int, heads: int = 2, kv_heads: int = 1, head_dim: int = 8
+    device: torch.device,
+    *,
+    layers: int,
+    hidden: int = 16,
+    heads: int = 2,
+    kv_heads: int = 1,
+    head_dim: int = 8,
+    ffn: int = 32,
 ) -> PreTrainedModel:
     attention.register()
     config = Qwen3Config(
-        vocab_size=16,
-        hidden_size=16,
+        vocab_size=_VOCABULARY,
+        hidden_size=hidden,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        intermediate_size=32,
+        intermediate_size=ffn,
         tie_word_embeddings=True,
-        max_position_embeddings=256,
+        max_position_embeddings=512,
     )
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation=attention.NAME
@@ -213,10 +256,16 @@ def _adam(model: PreTrainedModel) -> float:
     return max(2 * one - two, 0.0)
 
 
-def _row(member: int) -> Row:
-    tokens = np.ones(2, dtype=np.int64)
-    zeros = np.zeros(2, dtype=np.float32)
-    sample = Sample(group=0, member=member, prompt=tokens, response=tokens, rollout_logprob=zeros, version=0)
+def _row(member: int, *, prompt: int = 2, response: int = 2) -> Row:
+    zeros = np.zeros(response, dtype=np.float32)
+    sample = Sample(
+        group=0,
+        member=member,
+        prompt=np.ones(prompt, dtype=np.int64),
+        response=np.ones(response, dtype=np.int64),
+        rollout_logprob=zeros,
+        version=0,
+    )
     return Row(sample=sample, advantage=1.0, old_logprob=zeros, reference_logprob=zeros)
 
 
@@ -239,6 +288,7 @@ def merge_figures(figures: Sequence[DeviceFigures]) -> DeviceFigures:
     first = figures[0]
     host = {name: float(np.median([getattr(f.host, name) for f in figures])) for name in first.host.__struct_fields__}
     points = zip(*(f.matmul for f in figures), strict=True)
+    passes = zip(*(f.passes for f in figures), strict=True)
     return DeviceFigures(
         matmul=tuple(
             MatmulPoint(m=p[0].m, k=p[0].k, n=p[0].n, seconds=float(np.median([q.seconds for q in p]))) for p in points
@@ -248,4 +298,5 @@ def merge_figures(figures: Sequence[DeviceFigures]) -> DeviceFigures:
         kv_bandwidth=float(np.median([f.kv_bandwidth for f in figures])),
         attention_flops=float(np.median([f.attention_flops for f in figures])),
         host=Host(**host),
+        passes=tuple(msgspec.structs.replace(p[0], seconds=float(np.median([q.seconds for q in p]))) for p in passes),
     )

@@ -39,7 +39,7 @@ class RunResult:
     steps: tuple[StepReport, ...]
     spans: tuple[Span, ...]
     stage_seconds: dict[str, float]
-    """Median over the measured steps of the busiest device's seconds in each stage."""
+    """Mean over the measured steps of the busiest device's seconds in each stage."""
     peak_bytes: int
     setup_seconds: float
     warm: bool
@@ -76,7 +76,7 @@ class RunResult:
 
 
 def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float], warm_up: int) -> dict[str, float]:
-    """Median over the measured steps of the busiest device's seconds in each stage.
+    """Mean over the measured steps of the busiest device's seconds in each stage.
 
     A step is the interval between two publications; a span counts with what lies in it, so that the same
     definition holds where stages of several steps overlap.
@@ -92,7 +92,7 @@ def stage_seconds(spans: Sequence[Span], step_ends: Sequence[float], warm_up: in
         for span in mine:
             for index, (low, high) in enumerate(windows):
                 busy[devices.index(span.device), index] += max(min(span.end_s, high) - max(span.start_s, low), 0.0)
-        result[stage] = float(np.median(busy.max(axis=0)))
+        result[stage] = float(busy.mean(axis=1).max())
     return result
 
 

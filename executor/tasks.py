@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, takewhile
+from math import gcd
 from typing import Any, cast
 
 import msgspec
@@ -56,8 +57,8 @@ class Prompt:
 def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     """The prompts with indices `first` to `first + count - 1`, mixed over the tasks by weight.
 
-    Tasks are chosen by a low-discrepancy sequence: every range holds nearly its exact share of
-    each task, so that steps differ by their answers and less by the mix they happened to draw.
+    Tasks are chosen by systematic sampling: every step holds its exact share of each task, up to one prompt, so
+    that steps differ by their answers and not by the mix they happened to draw.
 
     Raises:
         InputError: a task names no data set, or parameters that the data set refuses.
@@ -65,10 +66,9 @@ def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     sources = [_source(task, workload.seed, position) for position, task in enumerate(workload.tasks)]
     weights = [task.weight for task in workload.tasks]
     bounds = [total / sum(weights) for total in accumulate(weights)]
-    offset = _derived_seed(workload.seed, "mix") / 2**32
     period = workload.distinct_prompts
     indices = [index if period is None else index % period for index in range(first, first + count)]
-    chosen = [_task_at((offset + index * _GOLDEN) % 1.0, bounds) for index in indices]
+    chosen = [_task_at(_point(workload, index), bounds) for index in indices]
     return [
         _prompt(index, workload.tasks[task].dataset, sources[task]) for index, task in zip(indices, chosen, strict=True)
     ]
@@ -131,6 +131,15 @@ def _prompt(index: int, dataset: str, source: Any) -> Prompt:
         question=entry["question"],
         entry_json=json.dumps(entry, default=str),
     )
+
+
+def _point(workload: Workload, index: int) -> float:
+    """Where in [0, 1) a prompt falls: a step's points lie evenly, in a mixed order, shifted from step to step."""
+    step, position = divmod(index, workload.prompts_per_step)
+    size = workload.prompts_per_step
+    stride = min((a for a in range(1, size + 1) if gcd(a, size) == 1), key=lambda a: abs(a - size * _GOLDEN))
+    shift = (_derived_seed(workload.seed, "mix") / 2**32 + step * _GOLDEN) % 1.0
+    return (position * stride % size + shift) / size
 
 
 def _task_at(point: float, bounds: list[float]) -> int:

@@ -41,6 +41,24 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     optimizer_layer_s: NonNegative
 
 
+class MeasuredPass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measured pass of a small dense decoder over sequences of equal length, launches included."""
+
+    kind: Literal["forward", "train"]
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    ffn: Positive
+    vocab: Positive
+    sequences: Positive
+    length: Positive
+    response: Positive
+    """Tokens of each sequence that go through the output head."""
+    seconds: PositiveFloat
+
+
 class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One device: here what a worker process is pinned to."""
 
@@ -60,6 +78,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     host: Host
     matmul: Annotated[tuple[MatmulPoint, ...], Meta(min_length=4)]
     """The measured curve that the roofline is fitted to."""
+    passes: tuple[MeasuredPass, ...] = ()
+    """What the kernels' sum is scaled to: a whole pass also waits for memory between kernels. None: not scaled."""
 
 
 class CollectivePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -140,7 +140,7 @@ class Outcome:
     step_seconds: tuple[float, ...] = ()
     """Every step after the warm-up, in order."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Median seconds of each stage per step on the busiest device; may be empty."""
+    """Mean seconds of each stage per step on the busiest device; may be empty."""
     peak_bytes: int = 0
     """Largest over the devices; 0 if unknown."""
     max_staleness: int = 0

@@ -52,7 +52,7 @@ class Trial:
     step_seconds: tuple[float, ...] = ()
     """Every step after the warm-up, in order."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Median seconds of each stage per step: the busiest device's."""
+    """Mean seconds of each stage per step: the busiest device's."""
     peak_bytes: int = 0
     """Largest over the devices."""
     max_staleness: int = 0
