@@ -60,8 +60,8 @@ def _plan(job: Job, *, rollout: int, train: int, colocated: bool, staleness: int
     return Plan(
         pools=tuple(Pool(name=name, devices=count) for name, count in pools.items()),
         generate=Generate(pool=names[0], concurrency=_power_of_two_at_most(-(-sequences // rollout))),
-        logprob=LogProb(pool=names[-1], micro_batch=min(16, _power_of_two_at_most(-(-sequences // train)))),
-        update=Update(pool=names[-1], dp=dp, micro_batch=min(8, _power_of_two_at_most(minibatch // dp))),
+        logprob=LogProb(pool=names[-1], micro_batch=min(8, _power_of_two_at_most(-(-sequences // train)))),
+        update=Update(pool=names[-1], dp=dp, micro_batch=min(4, _power_of_two_at_most(minibatch // dp))),
         fusions=Fusions(),
         staleness=staleness,
     )
