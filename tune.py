@@ -296,8 +296,10 @@ def _run_final(
         write_steps(keep.path, result.steps_as(run_id))
     if result.failure:
         print(f"failed: {result.failure} ({result.failure_detail})")
-    elif result.step_seconds:
-        print(f"{_mean(result.step_seconds):.3f} s a step; {reward_text([step.reward for step in result.steps])}")
+    else:
+        # Very short runs end before any step counts as measured.
+        seconds = _mean(result.step_seconds or [step.seconds for step in result.steps])
+        print(f"{seconds:.3f} s a step; {reward_text([step.reward for step in result.steps])}")
     return result
 
 

@@ -52,7 +52,7 @@ def chance_better(steps: Sequence[float], leader: Sequence[float], step_sd: floa
 
 
 def race_of(runs: Sequence[Run], budget: Budget) -> Race:
-    """The race of the next run: against the shortest median step so far."""
+    """The race of the next run: against the shortest mean step so far."""
     done = [(run.seconds, run.step_seconds) for run in runs if run.seconds is not None]
     return Race(
         leader=min(done)[1] if done else (),

@@ -111,7 +111,7 @@ def conclusion_text(
     lines = [
         f"best plan: {plan.describe()}",
         f"  {seconds:.3f} s a step; its longest stage is {bottleneck} ({best.stage_seconds[bottleneck]:.3f} s), "
-        f"its step is set by the {survey.bound_by(confidence.leader)}",
+        f"its step is set by the {survey.bound_by(confidence.leader, best.stage_seconds)}",
     ]
     for name, other in _preset_seconds(trials).items():
         lines.append(f"  {other / seconds:.2f} x as fast as {name} ({other:.3f} s)")

@@ -36,7 +36,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Median step of a completed run, None of any other."""
+        """Mean step of a completed run, None of any other."""
         return objective(self.step_seconds) if self.state is TrialState.COMPLETE else None
 
 

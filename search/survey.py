@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,10 +88,13 @@ class Survey:
                 break
         return list(found.values())
 
-    def bound_by(self, row: int) -> str:
-        """The cycle that sets a plan's step time."""
+    def bound_by(self, row: int, measured: Mapping[str, float] | None = None) -> str:
+        """The cycle that sets a plan's step time, by the model's stage seconds or by measured ones."""
         rows = np.array([row])
-        cycles = self.estimate.cycles(self.estimate.stage_seconds[rows], rows)
+        seconds = self.estimate.stage_seconds[rows]
+        if measured is not None:
+            seconds = np.array([[measured.get(stage, 0.0) for stage in STAGES]])
+        cycles = self.estimate.cycles(seconds, rows)
         return max(cycles, key=lambda name: float(cycles[name][0]))
 
 

@@ -48,8 +48,8 @@ def test_the_leader_is_the_shortest_completed_run() -> None:
         return Run(row=row, state=state, step_seconds=steps, stage_seconds={})
 
     budget = Budget(min_steps=2, max_steps=4)
-    runs = [run(0, 3.0, 3.0), run(1, 2.0, 2.0, 9.0), run(2, 1.0, state=TrialState.FAILED)]
-    assert race_of(runs, budget).leader == (2.0, 2.0, 9.0)
+    runs = [run(0, 3.0, 3.0), run(1, 2.0, 1.0, 5.0), run(2, 1.0, state=TrialState.FAILED)]
+    assert race_of(runs, budget).leader == (2.0, 1.0, 5.0)
     assert race_of([], budget).leader == ()
     assert race_of([], budget).goes_on([5.0, 5.0, 5.0]) and not race_of([], budget).goes_on([5.0] * 4)
 
