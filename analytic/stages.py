@@ -106,8 +106,6 @@ class Generation:
     the next step's sequences fill the slots."""
     latency_s: Float
     """Seconds from a step's first sequence to its last."""
-    batch: Float
-    """Mean live sequences."""
 
 
 def generate(s: Setup, b: PlanBatch) -> Generation:
@@ -140,7 +138,7 @@ def generate(s: Setup, b: PlanBatch) -> Generation:
     busy = steps * fixed + count * response.mean * per_sequence + keys * per_key + prefill
     step_s = np.divide(busy, np.maximum(steps, 1.0))
     latency = np.where(ahead, np.maximum(busy, longest * step_s), busy)
-    return Generation(busy_s=busy, latency_s=latency, batch=count * response.mean / np.maximum(steps, 1.0))
+    return Generation(busy_s=busy, latency_s=latency)
 
 
 def _decode_planes(s: Setup) -> tuple[float, float, float]:

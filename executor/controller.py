@@ -44,11 +44,6 @@ class Controller:
         """Whether the last step has been published."""
         return self.version >= self._steps
 
-    @property
-    def busy_engines(self) -> int:
-        """Engines with a call in progress."""
-        return sum(self._engine_busy)
-
     def start(self) -> list[Command]:
         """The first commands."""
         return self._next()

@@ -134,11 +134,6 @@ class Engine:
         """Nothing live and nothing waiting."""
         return not self._live and not self._waiting
 
-    @property
-    def has_free_slots(self) -> bool:
-        """Whether more requests could be live now."""
-        return not self._waiting and len(self._live) < self._slots
-
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests; they join as slots fall free, in order."""
         self._waiting.extend(requests)

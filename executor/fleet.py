@@ -86,7 +86,6 @@ class Fleet:
             log_to_driver=False,
             logging_level=logging.ERROR,
             _temp_dir=str(self._folder),
-            object_store_memory=256 * 2**20,
             _system_config={"enable_worker_prestart": False, "prestart_worker_first_driver": False},
         )
         return self

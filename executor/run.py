@@ -110,7 +110,7 @@ class _Run:
         self._batch = Batch(rpeg)
         self._weights: Any = None
         self._engine_version = [0] * rpeg.stage(Op.GENERATE).layout.ranks
-        self._pending: dict[Any, tuple[Command, int]] = {}
+        self._pending: dict[Any, Command] = {}
         self._left: dict[Visit, int] = {}
         self._metrics: dict[str, float] = {}
         self._stopped = False
@@ -179,13 +179,13 @@ class _Run:
     def _wait(self) -> list[Event]:
         ready, _ = ray.wait(list(self._pending), timeout=self._options.hang_seconds)
         if not ready:
-            stuck = ", ".join(sorted({_name(command) for command, _ in self._pending.values()}))
+            stuck = ", ".join(sorted({_name(command) for command in self._pending.values()}))
             raise _Failure("timeout", f"nothing finished for {self._options.hang_seconds:.0f} s in {stuck}")
         events = [self._receive(reference) for reference in ready]
         return [event for event in events if event is not None]
 
     def _receive(self, reference: Any) -> Event | None:
-        command, _ = self._pending.pop(reference)
+        command = self._pending.pop(reference)
         (reply,) = self._get([reference])
         if isinstance(command, Generate):
             return self._generated(command, reply)
@@ -223,7 +223,7 @@ class _Run:
             weights=self._weights if stale and not self._rpeg.colocated else None,
             drain=command.drain,
         )
-        self._pending[reference] = (command, command.engine)
+        self._pending[reference] = command
 
     def _submit_visit(self, command: Visit) -> None:
         stage = self._rpeg.stage(command.ops[0])
@@ -231,7 +231,7 @@ class _Run:
         shares = self._batch.shares(stage, command)
         self._left[command] = len(shares)
         for rank, (call, minibatches) in shares.items():
-            self._pending[pool.workers[rank].call.remote("visit", call, minibatches)] = (command, rank)
+            self._pending[pool.workers[rank].call.remote("visit", call, minibatches)] = command
 
     def _submit_sync(self, command: Visit) -> None:
         """Weights go to other pools through the object store, and to idle ranks of the same pool by broadcast."""
@@ -248,7 +248,7 @@ class _Run:
             references.append(ray.put(()))
         self._left[command] = len(references)
         for reference in references:
-            self._pending[reference] = (command, 0)
+            self._pending[reference] = command
 
     # Results
 

@@ -89,13 +89,6 @@ def recommend(candidates: Candidates, trials: Sequence[Trial]) -> Trial | None:
     return of_leader[-1] if of_leader else None
 
 
-def predict(candidates: Candidates, trials: Sequence[Trial], rows: Rows) -> tuple[Floats, Floats]:
-    """Mean and standard deviation of log step seconds after the trials, float64[m] each."""
-    surrogate = fit_surrogate(candidates, runs_of(candidates, trials))
-    drawn = surrogate.draws(rows, normals(surrogate.num_normals, np.random.default_rng(0)))
-    return drawn.mean(axis=0), drawn.std(axis=0)
-
-
 def leave_one_out(candidates: Candidates, trials: Sequence[Trial]) -> Floats:
     """Step seconds predicted for each trial from all trials of other plans, float64[n].
 

@@ -95,7 +95,7 @@ def plan_of(survey: Survey, trial: Trial) -> Plan:
 
 
 def best_seconds(trials: Sequence[Trial]) -> float | None:
-    """Least median step of the completed trials."""
+    """Least mean step of the completed trials."""
     done = [objective(t.step_seconds) for t in trials if t.state is TrialState.COMPLETE]
     return min((s for s in done if s is not None), default=None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ir.batch import PlanBatch
-from ir.rules import RULES, Setting, legal
+from ir.rules import Setting, legal
 from space.axes import Levels, Space
 
 BLOCK = 1 << 16
@@ -30,16 +30,6 @@ def enumerate_legal(space: Space, setting: Setting) -> LegalPlans:
     blocks = [levels[legal(space.decode(levels), setting)] for levels in _blocks(space)]
     levels = np.concatenate(blocks)
     return LegalPlans(space=space, levels=levels, batch=space.decode(levels))
-
-
-def broken_rules(space: Space, setting: Setting) -> dict[str, int]:
-    """How many combinations each rule refuses, whatever the other rules say."""
-    counts = {rule.name: 0 for rule in RULES}
-    for levels in _blocks(space):
-        batch = space.decode(levels)
-        for rule in RULES:
-            counts[rule.name] += int((~rule.holds(batch, setting)).sum())
-    return counts
 
 
 def _blocks(space: Space) -> Iterator[Levels]:

@@ -149,6 +149,18 @@ def test_a_plan_runs_or_is_refused_by_name(place: Path, killed: Path) -> None:
 
 
 @pytest.mark.runtime
+def test_a_hugging_face_directory_runs_as_it_is(place: Path, killed: Path) -> None:
+    (actor,) = (place / "cache" / "steptune" / "actors").iterdir()
+    text = (place / "job.toml").read_text()
+    start_, end = text.index("[models.actor.warm_start]"), text.index("[workload]")
+    text = (text[:start_] + text[end:]).replace('path = "config.json"', f'path = "{actor}"')
+    (place / "directory.toml").write_text(text)
+    code, out, err = tune(place, "run", "plan.toml", "directory.toml", "--steps", "3")
+    assert code == 0, err
+    assert "mean reward" in out
+
+
+@pytest.mark.runtime
 def test_predict_and_show_need_no_real_runs(place: Path, killed: Path) -> None:
     code, out, err = tune(place, "predict", "job.toml", "--cluster", killed / "cluster.toml", timeout=30)
     assert code == 0, err
