@@ -176,7 +176,7 @@ def show_(options: argparse.Namespace) -> int:
     trials = read_trials(directory.path)
     print(trials_text(found, trials))
     if trials:
-        conclude(found, _identity(found), directory, trials, "no, shown from traces")
+        conclude(found, _identity(found), trials, "no, shown from traces")
     final = [step for step in read_steps(directory.path) if step.run_id == "final"]
     if final:
         print(reward_text([step.reward for step in final]))
@@ -209,9 +209,10 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: python tune.py resume {directory.path}", file=sys.stderr)
         raise
-    plan = conclude(found, _identity(found), directory, result.trials, result.stop)
+    plan = conclude(found, _identity(found), result.trials, result.stop)
     if plan is None:
         return 1
+    directory.write_best(plan)
     if options.final_steps:
         _run_final(session, job, plan, options.final_steps, run_id="final", keep=directory)
     print(f"\neverything is in {directory.path}; go on with: python tune.py resume {directory.path}")

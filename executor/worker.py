@@ -27,6 +27,7 @@ from executor.policy import encode_prompt
 from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
 from executor.tasks import Prompt, prompts, verify
 from executor.trainer import Trainer, score
+from ir.errors import InputError
 from ir.graph import Op
 from ir.job import Lengths, Workload
 from traces.schema import Span
@@ -108,8 +109,12 @@ class DeviceWorker:
         )
 
     def _encode(self, prompt: Prompt, limit: int) -> Tokens:
-        """The end of a prompt that is too long: it holds the question."""
-        return np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)[-limit:]
+        tokens = np.array(encode_prompt(self._tokenizer, prompt), dtype=np.int64)
+        if len(tokens) > limit:
+            raise InputError(
+                "workload.max_prompt_tokens", f"must hold prompt {prompt.index}, {len(tokens)} tokens", limit
+            )
+        return tokens
 
     def _load(self, path: str) -> None:
         if path == self._model_path:

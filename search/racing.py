@@ -44,7 +44,7 @@ class Race:
 def chance_better(steps: Sequence[float], leader: Sequence[float], step_sd: float) -> float:
     """Probability that a plan is faster than the leader: Phi(gap / sd of the gap), in log seconds.
 
-    The i-th steps of two runs have the same prompts, so only steps that both have are compared.
+    As many steps of the leader are taken as the run has: a longer mean would have met more of the long answers.
     """
     num = min(len(steps), len(leader))
     gap = float(np.log(leader[:num]).mean() - np.log(steps[:num]).mean())

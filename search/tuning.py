@@ -48,10 +48,8 @@ def search(found: Survey, evaluate: Evaluate, identity: Identity, directory: Run
     return result
 
 
-def conclude(
-    found: Survey, identity: Identity, directory: RunDirectory, trials: Sequence[Trial], stopped: str
-) -> Plan | None:
-    """Print and keep the best plan, how sure the search is of it, and how well it was predicted. None without one."""
+def conclude(found: Survey, identity: Identity, trials: Sequence[Trial], stopped: str) -> Plan | None:
+    """Print the best plan, how sure the search is of it, and how well it was predicted. None without one."""
     mine, _ = admit(found.candidates, identity, trials)
     best = recommend(found.candidates, mine)
     confidence = confidence_of(found.candidates, runs_of(found.candidates, mine))
@@ -60,6 +58,4 @@ def conclude(
         return None
     print("\n" + conclusion_text(found, mine, best, confidence, stopped))
     print(accuracy_text(found, mine))
-    plan = plan_of(found, best)
-    directory.write_best(plan)
-    return plan
+    return plan_of(found, best)

@@ -170,7 +170,10 @@ def test_a_worker_that_dies_or_hangs_is_a_result(
     result = go(fleet, tiny_job, tiny_actor, plan, steps=10**6, on_step=strike, hang_seconds=6.0)
     assert result.failure == kind
     assert result.failure_detail
-    assert not psutil.pid_exists(victim) or psutil.Process(victim).status() == psutil.STATUS_ZOMBIE
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(victim) and psutil.Process(victim).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker was not ended"
+        time.sleep(0.05)
     assert not go(fleet, tiny_job, tiny_actor, plan).failure
 
 
@@ -178,6 +181,13 @@ def test_a_crash_names_its_cause(fleet: Fleet, tiny_job: Job, tmp_path: Path) ->
     result = go(fleet, tiny_job, tmp_path / "no-model", ONE)
     assert result.failure == "crash"
     assert result.failure_detail
+
+
+def test_a_prompt_that_is_too_long_is_not_cut_in_silence(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:
+    job = build.job(directory=tiny_job.directory, max_prompt_tokens=2)
+    result = go(fleet, job, tiny_actor, ONE)
+    assert result.failure == "crash"
+    assert "workload.max_prompt_tokens: must hold prompt 0" in result.failure_detail
 
 
 def test_an_interrupt_passes_through(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_mistake_in_a_job_names_file_path_rule_and_value(tmp_path: Path, old: 
         load_job(path)
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value).replace("\n", "", 0) or "TOML" in message
+    assert "\n" not in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -145,4 +145,4 @@ def test_documents_survive_the_disk(tmp_path: Path) -> None:
 def test_identity_of_a_plan_is_that_of_its_content() -> None:
     assert build.plan().identity == build.plan().identity
     assert build.plan().identity != build.plan(concurrency=16).identity
-    assert digest(build.plan()) == "6a0c" + build.plan().identity[4:] or len(build.plan().identity) == 16
+    assert digest(build.plan()) == build.plan().identity and len(build.plan().identity) == 16
