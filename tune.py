@@ -347,7 +347,7 @@ def _cluster_file(path: Path | None) -> Cluster | None:
 
 
 def _devices(job: Job, cluster: Cluster) -> int:
-    return min(cluster.num_devices, job.limits.max_devices or cluster.num_devices)
+    return job.limits.most_devices(cluster.num_devices)
 
 
 def _identity(found: Survey) -> Identity:

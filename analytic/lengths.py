@@ -1,71 +1,90 @@
 """Response and prompt lengths as a distribution given by quantiles: means, maxima, and padding of micro-batches.
 
-The quantile function is piecewise linear between evenly spaced probabilities.
+The quantile function Q is linear between the points, so moments are exact integrals of it over [0, 1].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ir.job import Job
+from ir.lengths import QuantileTable
 
 Float = NDArray[np.float64]
-
-GRID = 512
-"""Points that integrals over the distribution are summed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Quantiles at evenly spaced probabilities from 0 to 1, ascending."""
+    """Quantiles, ascending."""
 
     quantiles: tuple[float, ...]
+    probabilities: tuple[float, ...] = ()
+    """Ascending from 0 to 1, one for each quantile; empty for even spacing."""
 
     def quantile(self, p: Float) -> Float:
         """Value that a share `p` stays below."""
-        return np.interp(p, np.linspace(0.0, 1.0, len(self.quantiles)), self.quantiles)
+        return np.interp(p, self.at, self.quantiles)
 
     @property
     def mean(self) -> float:
-        """E[L]."""
-        return float(self.quantile(_midpoints(GRID)).mean())
+        """E[L]: between two points Q has the mean of their values."""
+        low, high, weight = self._pieces
+        return float((weight * (low + high)).sum() / 2.0)
 
     @property
     def second_moment(self) -> float:
-        """E[L^2]."""
-        return float((self.quantile(_midpoints(GRID)) ** 2).mean())
+        """E[L^2]: between a and b, Q^2 has the mean (a^2 + ab + b^2) / 3."""
+        low, high, weight = self._pieces
+        return float((weight * (low * low + low * high + high * high)).sum() / 3.0)
 
     def largest_of(self, n: Float) -> Float:
         """Expected maximum of n draws (Blom's plotting position)."""
         return self.quantile((n - 0.375) / (n + 0.25))
 
+    def expected_largest(self, n: Float) -> Float:
+        """Expected maximum of n >= 1 draws, exactly: the integral of Q(p) d(p^n), by parts Q(1) less that of
+        Q'(p) p^n. A plotting position is short of it where the tail is heavy, by 5 % for 512 draws at sigma 0.8."""
+        draws, inverse = np.unique(n, return_inverse=True)
+        low, high, weight = self._pieces
+        powers = np.diff(self.at ** (draws[:, None] + 1.0), axis=1) / (draws[:, None] + 1.0)
+        largest: Float = self.quantiles[-1] - powers @ ((high - low) / weight)
+        return largest[inverse.reshape(-1)]
+
     def padded(self, count: NDArray[np.int64], size: NDArray[np.int64]) -> Float:
         """Expected sum over `count` sequences of the length they are padded to, when they are sorted by length and cut
         into micro-batches of `size`, longest first. Equal-length arrays."""
-        pairs, inverse = np.unique(np.stack([count, size], axis=-1), axis=0, return_inverse=True)
-        values = np.array([self._padded(int(n), int(b)) for n, b in pairs])
-        return values[inverse.reshape(-1)]
+        return self._padded(count, size, power=1)
 
     def padded_squares(self, count: NDArray[np.int64], size: NDArray[np.int64]) -> Float:
         """As `padded`, for the sum of squared padded lengths."""
+        return self._padded(count, size, power=2)
+
+    def _padded(self, count: NDArray[np.int64], size: NDArray[np.int64], *, power: int) -> Float:
         pairs, inverse = np.unique(np.stack([count, size], axis=-1), axis=0, return_inverse=True)
-        values = np.array([self._padded(int(n), int(b), power=2) for n, b in pairs])
-        return values[inverse.reshape(-1)]
-
-    def _padded(self, n: int, b: int, power: int = 1) -> float:
+        n, b = pairs[:, 0], pairs[:, 1]
+        batches = -(-n // b)
+        # One row a micro-batch of every pair: which pair it belongs to, and where in its order it begins.
+        pair = np.repeat(np.arange(len(pairs)), batches)
+        first = (np.arange(len(pair)) - np.repeat(np.cumsum(batches) - batches, batches)) * b[pair]
+        members = np.minimum(b[pair], n[pair] - first)
         # The j-th longest of n draws is expected at probability (n - j + 1 - 0.375) / (n + 0.25).
-        first = np.arange(0, n, b)
-        sizes = np.minimum(b, n - first)
-        longest = self.quantile(((n - first - 0.375) / (n + 0.25)).astype(float))
-        return float((sizes * longest**power).sum())
+        longest = self.quantile((n[pair] - first - 0.375) / (n[pair] + 0.25))
+        sums = np.bincount(pair, weights=members * longest**power, minlength=len(pairs)).astype(np.float64)
+        return sums[inverse.reshape(-1)]
 
+    @property
+    def at(self) -> Float:
+        """The probability of each quantile."""
+        return np.array(self.probabilities) if self.probabilities else np.linspace(0.0, 1.0, len(self.quantiles))
 
-def _midpoints(n: int) -> Float:
-    return (np.arange(n) + 0.5) / n
+    @property
+    def _pieces(self) -> tuple[Float, Float, Float]:
+        """(value at the lower end, at the upper end, share of the draws) of each stretch between two points."""
+        values = np.array(self.quantiles, dtype=np.float64)
+        return values[:-1], values[1:], np.diff(self.at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,17 +97,17 @@ class LengthModel:
     @property
     def total(self) -> Distribution:
         """Prompt and response together: longer answers belong to longer prompts, so their quantiles add up."""
-        grid = np.linspace(0.0, 1.0, max(len(self.prompt.quantiles), len(self.response.quantiles)))
-        total = self.prompt.quantile(grid) + self.response.quantile(grid)
-        return Distribution(tuple(float(v) for v in total))
+        at = np.union1d(self.prompt.at, self.response.at)
+        total = self.prompt.quantile(at) + self.response.quantile(at)
+        return Distribution(tuple(total.tolist()), tuple(at.tolist()))
 
 
 def length_model(job: Job) -> LengthModel:
     """The job's lengths; they must have been given or measured."""
-    lengths = job.workload.lengths
+    lengths = job.lengths
     assert lengths is not None, "lengths are given or measured before anything is priced"
-    return LengthModel(prompt=_sorted(lengths.prompt), response=_sorted(lengths.response))
+    return LengthModel(prompt=_distribution(lengths.prompt), response=_distribution(lengths.response))
 
 
-def _sorted(quantiles: Sequence[float]) -> Distribution:
-    return Distribution(tuple(sorted(quantiles)))
+def _distribution(table: QuantileTable) -> Distribution:
+    return Distribution(table.values, table.probabilities)

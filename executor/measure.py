@@ -14,8 +14,8 @@ import psutil
 import ray
 
 from executor.fleet import Fleet, Pool
-from executor.microbench import merge_figures
-from ir.cluster import Cluster, CollectivePoint, Device, Level
+from executor.microbench import DeviceFigures, merge_figures
+from ir.cluster import Cluster, CollectivePoint, Device, Group, Level
 from ir.graph import PoolSpan
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
@@ -53,35 +53,43 @@ def calibrate(fleet: Fleet, kind: str, devices: int, progress: Progress) -> Clus
     figures = merge_figures(ray.get([worker.call.remote("measure") for worker in pool.workers]))
     progress("collectives")
     points = _collectives(pool) if devices > 1 else ()
-    small = [p.seconds for p in points if p.op == "broadcast" and p.bytes == SIZES[0]]
-    large = [p for p in points if p.op == "broadcast" and p.bytes == SIZES[-1]]
     call_s = _call(pool)
+    device = _device(kind, devices, figures, pool.idle_bytes)
+    level = _level(devices, points, call_s=call_s, bandwidth=figures.memory_bandwidth)
     return Cluster(
         name=f"this machine ({platform.node()})",
         fingerprint=hardware_fingerprint(kind, devices),
-        device=Device(
-            kind="cuda" if kind == "cuda" else "cpu",
-            name=device_name(kind),
-            memory_bytes=figures.memory_bytes or _host_memory(devices),
-            base_memory_bytes=pool.idle_bytes,
-            memory_bandwidth=figures.memory_bandwidth,
-            attention_flops=figures.attention_flops,
-            kv_bandwidth=figures.kv_bandwidth,
-            host=figures.host,
-            matmul=figures.matmul,
-            passes=figures.passes,
-        ),
-        levels=(
-            Level(
-                name="machine",
-                size=devices,
-                latency_s=min(small, default=call_s),
-                bandwidth=max((p.bytes / p.seconds for p in large), default=figures.memory_bandwidth),
-                collectives=points,
-            ),
-        ),
+        groups=(Group(name=platform.node() or "machine", device=device, levels=(level,)),),
         call_s=call_s,
         process_start_s=pool.start_seconds,
+    )
+
+
+def _device(kind: str, devices: int, figures: DeviceFigures, idle_bytes: int) -> Device:
+    return Device(
+        kind="cuda" if kind == "cuda" else "cpu",
+        name=device_name(kind),
+        memory_bytes=figures.memory_bytes or _host_memory(devices),
+        base_memory_bytes=idle_bytes,
+        memory_bandwidth=figures.memory_bandwidth,
+        attention_flops=figures.attention_flops,
+        kv_bandwidth=figures.kv_bandwidth,
+        host=figures.host,
+        matmul=figures.matmul,
+        passes=figures.passes,
+    )
+
+
+def _level(devices: int, points: tuple[CollectivePoint, ...], *, call_s: float, bandwidth: float) -> Level:
+    """What joins the devices: `call_s` and `bandwidth` stand in where one device has no collectives."""
+    small = [p.seconds for p in points if p.op == "broadcast" and p.bytes == SIZES[0]]
+    large = [p for p in points if p.op == "broadcast" and p.bytes == SIZES[-1]]
+    return Level(
+        name="machine",
+        size=devices,
+        latency_s=min(small, default=call_s),
+        bandwidth=max((p.bytes / p.seconds for p in large), default=bandwidth),
+        collectives=points,
     )
 
 

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from executor.tasks import Prompt, demonstration, prompts, wording
 from ir.errors import InputError
-from ir.job import Job, WarmStart, Workload
+from ir.job import RUNNABLE_ACTOR, Job, WarmStart, Workload
 
 Progress = Callable[[int, int, float], None]
 """Called after each supervised step with the step (from 1), the number of steps and the loss."""
@@ -95,17 +95,17 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[in
 
 
 def prepare_actor(job: Job, cache: Path, progress: Progress | None = None) -> Path:
-    """A Hugging Face directory with the actor's initial weights and tokenizer.
-
-    A directory is checked and used as it is. A config.json is warm-started, once, into
-    `cache`/<identity of the job>.
+    """A Hugging Face directory with the actor's initial weights and tokenizer: one that is given is checked and used as
+    it is, a config.json is warm-started, once, into `cache`/<identity of the job>.
 
     Raises:
-        InputError: the directory lacks weights or a tokenizer, the vocabulary is too small for the
-            workload's tokenizer, or a task is unknown or has no worked solutions.
+        InputError: there are no weights and nothing that makes them, no tokenizer, a vocabulary too small for the
+            workload's tokenizer, or a task that is unknown or has no worked solutions.
     """
     if job.actor_path.is_dir():
         return _checked_directory(job.actor_path)
+    if job.document.models.actor.warm_start is None:
+        raise InputError("models.actor", RUNNABLE_ACTOR, job.actor_path)
     target = cache / job.identity
     if target.is_dir():
         return target
@@ -139,7 +139,7 @@ def _build(job: Job, directory: Path, progress: Progress | None) -> None:
     tokenizer = build_tokenizer(job.workload)
     model = _initial_model(job, tokenizer)
     warm_start = job.document.models.actor.warm_start
-    assert warm_start is not None, "resolve() asks for a warm start when the actor is a config.json"
+    assert warm_start is not None
     with _one_thread():
         _train(model, tokenizer, job.workload, warm_start, progress)
     model.save_pretrained(directory)

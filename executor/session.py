@@ -65,8 +65,34 @@ def measure_cluster(fleet: Fleet, progress: Progress) -> Cluster:
     return cluster
 
 
+def check_runnable(job: Job) -> None:
+    """Refuse what can be planned but is not run here, before any worker meets it.
+
+    Raises:
+        InputError: names what the job asks for.
+    """
+    workload, models = job.workload, job.document.models
+    refused = {
+        "algorithm.name": (job.algorithm.name != "grpo", "must be grpo to be run", repr(job.algorithm.name)),
+        "models.actor.lora_rank": (models.actor.lora_rank is not None, "must not be given to be run", None),
+        "models.reference": (models.reference is not None, "must be the initial actor to be run", None),
+        "models.reward": (models.reward is not None, "must be a verifier to be run", None),
+        "workload.tasks": (not workload.tasks, "must name at least one data set to be run", None),
+        "workload.oversampling": (workload.oversampling != 1, "must be 1 to be run", workload.oversampling),
+        "workload.turns": (workload.turns is not None, "must not be given to be run", None),
+    }
+    for key, (is_refused, rule, got) in refused.items():
+        if is_refused:
+            raise InputError(f"job: {key}", rule, got)
+
+
 def ready_actor(job: Job, progress: Progress) -> Path:
-    """The directory of the job's initial actor, warm-started if it is not there yet."""
+    """The directory of the job's initial actor, warm-started if it is not there yet.
+
+    Raises:
+        InputError: real runs cannot do what the job asks for, or its actor has no weights.
+    """
+    check_runnable(job)
     finished = cache_directory() / "actors" / job.identity
     if job.actor_path.is_file() and finished.is_dir():
         return finished

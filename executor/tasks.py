@@ -61,8 +61,10 @@ def prompts(workload: Workload, *, first: int, count: int) -> list[Prompt]:
     that steps differ by their answers and not by the mix they happened to draw.
 
     Raises:
-        InputError: a task names no data set, or parameters that the data set refuses.
+        InputError: there is no task, or one names no data set, or parameters that the data set refuses.
     """
+    if not workload.tasks:
+        raise InputError("workload.tasks", "must name at least one data set to be run")
     sources = [_source(task, workload.seed, position) for position, task in enumerate(workload.tasks)]
     weights = [task.weight for task in workload.tasks]
     bounds = [total / sum(weights) for total in accumulate(weights)]

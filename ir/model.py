@@ -1,111 +1,234 @@
-"""The shape of a causal language model, read from a Hugging Face config.json, and its arithmetic.
+"""The shape of a causal language model, read from a Hugging Face config.json.
 
-Only sizes are read; no code that comes with a model is ever run.
+Only sizes are read; no code that comes with a model is ever run. What a `model_type` means (biases, norms, where
+experts and windows are) is one row of `FAMILIES`.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ir.errors import InputError
+from ir.shape import Mla, ModelShape, Moe, with_lora
 
-SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
-"""`model_type` values whose dense decoder layer this module counts exactly."""
+__all__ = ["SUPPORTED", "Mla", "ModelShape", "Moe", "read_config", "shape_from_config", "with_lora"]
+
+Config = Mapping[str, Any]
+Windows = Callable[[Config, str, int], tuple[int, ...]]
+
+
+def _full(_config: Config, _where: str, _layers: int) -> tuple[int, ...]:
+    return ()
+
+
+def _everywhere(config: Config, where: str, layers: int) -> tuple[int, ...]:
+    return (_window(config, where),) * layers
+
+
+def _when_used(config: Config, where: str, layers: int) -> tuple[int, ...]:
+    return _everywhere(config, where, layers) if config.get("use_sliding_window") else ()
+
+
+def _upper_when_used(config: Config, where: str, layers: int) -> tuple[int, ...]:
+    if not config.get("use_sliding_window"):
+        return ()
+    first = _size(config, "max_window_layers", where, least=0)
+    return tuple(0 if i < first else _window(config, where) for i in range(layers))
+
+
+def _all_but_every(period: int) -> Windows:
+    """Windows in all layers but each `period`-th, unless the configuration gives a period."""
+
+    def windows(config: Config, where: str, layers: int) -> tuple[int, ...]:
+        n = _size(config, "sliding_window_pattern", where, default=period)
+        return tuple(_window(config, where) if (i + 1) % n else 0 for i in range(layers))
+
+    return windows
+
+
+def _mixture(config: Config, where: str, layers: int) -> Moe:
+    """Experts as Mixtral and gpt-oss name them: every layer has them, and `intermediate_size` is an expert's."""
+    key = "experts_per_token" if "num_experts_per_tok" not in config else "num_experts_per_tok"
+    return Moe(
+        experts=_size(config, "num_local_experts", where),
+        experts_per_token=_size(config, key, where),
+        ffn=_size(config, "intermediate_size", where),
+        bias=config.get("model_type") == "gpt_oss",
+    )
+
+
+def _sparse_steps(config: Config, where: str, layers: int) -> Moe:
+    """Experts as Qwen names them: in every `decoder_sparse_step`-th layer, save those listed."""
+    step = _size(config, "decoder_sparse_step", where, default=1)
+    listed = config.get("mlp_only_layers") or ()
+    return Moe(
+        experts=_size(config, "num_experts", where),
+        experts_per_token=_size(config, "num_experts_per_tok", where),
+        ffn=_size(config, "moe_intermediate_size", where),
+        dense_at=tuple(i for i in range(layers) if i in listed or (i + 1) % step),
+    )
+
+
+def _after_dense(config: Config, where: str, layers: int) -> Moe:
+    """Experts as DeepSeek names them: after some dense layers, with shared ones beside them."""
+    first = _size(config, "first_k_dense_replace", where, least=0)
+    step = _size(config, "moe_layer_freq", where, default=1)
+    width = _size(config, "moe_intermediate_size", where)
+    return Moe(
+        experts=_size(config, "n_routed_experts", where),
+        experts_per_token=_size(config, "num_experts_per_tok", where),
+        ffn=width,
+        shared_ffn=width * _size(config, "n_shared_experts", where, default=0, least=0),
+        dense_at=tuple(i for i in range(layers) if i < first or i % step),
+    )
+
+
+def _latent(config: Config, where: str) -> Mla:
+    return Mla(
+        kv_lora_rank=_size(config, "kv_lora_rank", where),
+        nope_head_dim=_size(config, "qk_nope_head_dim", where),
+        rope_head_dim=_size(config, "qk_rope_head_dim", where),
+        v_head_dim=_size(config, "v_head_dim", where),
+        q_lora_rank=_size(config, "q_lora_rank", where, default=0, least=0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """Sizes of a dense decoder with grouped-query attention and a gated feed-forward network."""
+class Family:
+    """What a `model_type` means beyond the sizes in its configuration."""
 
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    ffn: int
-    vocab: int
-    tied: bool
-    """Whether the output head is the embedding matrix."""
-    qkv_bias: bool
-    qk_norm: bool
+    windows: Windows = _full
+    """The rule for configurations that do not list `layer_types`."""
+    moe: Callable[[Config, str, int], Moe] | None = None
+    mla: bool = False
+    qkv_bias: bool | None = False
+    """None: `attention_bias` says it."""
+    o_bias: bool | None = False
+    """None: `attention_bias` says it."""
+    qk_norm: bool | None = False
+    """None: `use_qk_norm` says it."""
+    sinks: bool = False
+    norms_per_layer: int = 2
+    unsupported: tuple[str, ...] = ()
+    """Keys that must not be true: they add parameters that are not counted."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What the family's configuration class fills in where a file leaves a key out."""
 
-    @property
-    def attention_width(self) -> int:
-        """Width of the concatenated query heads."""
-        return self.heads * self.head_dim
 
-    @property
-    def kv_width(self) -> int:
-        """Width of the concatenated key (or value) heads."""
-        return self.kv_heads * self.head_dim
+_DEEPSEEK = Family(moe=_after_dense, mla=True, unsupported=("attention_bias", "mlp_bias"))
+_GEMMA3 = Family(
+    windows=_all_but_every(6), qkv_bias=None, o_bias=None, qk_norm=True, norms_per_layer=4,
+    defaults={
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208,
+        "sliding_window": 4096, "tie_word_embeddings": True,
+    },
+)  # fmt: skip
 
-    @property
-    def matmuls_per_layer(self) -> tuple[tuple[int, int], ...]:
-        """(input width, output width) of each weight matrix of a layer."""
-        h = self.hidden
-        return (
-            (h, self.attention_width),
-            (h, self.kv_width),
-            (h, self.kv_width),
-            (self.attention_width, h),
-            (h, self.ffn),
-            (h, self.ffn),
-            (self.ffn, h),
-        )
+FAMILIES: dict[str, Family] = {
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "gemma2": Family(
+        windows=_all_but_every(2), qkv_bias=None, o_bias=None, norms_per_layer=4,
+        defaults={"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True},
+    ),
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "glm4_moe": Family(moe=_after_dense, qkv_bias=None, qk_norm=None),
+    "gpt_oss": Family(
+        windows=_all_but_every(2), moe=_mixture, qkv_bias=None, o_bias=None, sinks=True,
+        defaults={"attention_bias": True, "head_dim": 64},
+    ),
+    "kimi_k2": _DEEPSEEK,
+    "llama": Family(qkv_bias=None, o_bias=None, unsupported=("mlp_bias",)),
+    "mistral": Family(windows=_everywhere),
+    "mixtral": Family(windows=_everywhere, moe=_mixture),
+    "phi3": Family(windows=_everywhere),
+    "qwen2": Family(windows=_upper_when_used, qkv_bias=True),
+    "qwen3": Family(windows=_upper_when_used, qkv_bias=None, o_bias=None, qk_norm=True),
+    "qwen3_moe": Family(windows=_when_used, moe=_sparse_steps, qkv_bias=None, o_bias=None, qk_norm=True),
+}  # fmt: skip
 
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer, norms and biases included."""
-        linear = sum(i * o for i, o in self.matmuls_per_layer)
-        bias = self.attention_width + 2 * self.kv_width if self.qkv_bias else 0
-        qk_norm = 2 * self.head_dim if self.qk_norm else 0
-        return linear + bias + qk_norm + 2 * self.hidden
-
-    @property
-    def parameters(self) -> int:
-        """All parameters; a tied head counts once."""
-        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
-        return embeddings + self.layers * self.layer_parameters + self.hidden
-
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Bytes of cached keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_width * bytes_per_value
+SUPPORTED = tuple(FAMILIES)
+"""`model_type` values whose parameters are counted exactly."""
 
 
 def shape_from_config(config: dict[str, Any], *, where: str) -> ModelShape:
-    """The shape that a Hugging Face configuration describes.
+    """The shape that a Hugging Face configuration describes; of the text model, if it is nested in a larger one.
 
     Raises:
         InputError: an architecture this module does not count, or a missing or wrong size.
     """
     kind = config.get("model_type")
-    if kind not in SUPPORTED:
+    if kind not in FAMILIES:
         raise InputError(f"{where}: model_type", f"must be one of {', '.join(SUPPORTED)}", repr(kind))
-    hidden = _size(config, "hidden_size", where)
-    heads = _size(config, "num_attention_heads", where)
+    family, inner = FAMILIES[kind], config.get("text_config")
+    if isinstance(inner, dict):
+        return _shape({**family.defaults, **inner}, family, f"{where}: text_config")
+    return _shape({**family.defaults, **config}, family, where)
+
+
+def _shape(config: Config, family: Family, where: str) -> ModelShape:
+    for key in family.unsupported:
+        if config.get(key):
+            raise InputError(f"{where}: {key}", "must be false: biases there are not counted", config[key])
+    hidden, heads = _size(config, "hidden_size", where), _size(config, "num_attention_heads", where)
+    layers = _size(config, "num_hidden_layers", where)
+    mla = _latent(config, where) if family.mla else None
+    biased, normed = bool(config.get("attention_bias")), bool(config.get("use_qk_norm"))
     return ModelShape(
-        layers=_size(config, "num_hidden_layers", where),
+        layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", where, default=heads),
-        head_dim=_size(config, "head_dim", where, default=hidden // heads),
+        kv_heads=heads if mla else _size(config, "num_key_value_heads", where, default=heads),
+        head_dim=mla.nope_head_dim + mla.rope_head_dim if mla else _head_dim(config, where, hidden, heads),
         ffn=_size(config, "intermediate_size", where),
         vocab=_size(config, "vocab_size", where),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=kind == "qwen2",
-        qk_norm=kind == "qwen3",
+        qkv_bias=biased if family.qkv_bias is None else family.qkv_bias,
+        o_bias=biased if family.o_bias is None else family.o_bias,
+        qk_norm=normed if family.qk_norm is None else family.qk_norm,
+        sinks=family.sinks,
+        norms_per_layer=family.norms_per_layer,
+        mla=mla,
+        moe=family.moe(config, where, layers) if family.moe else None,
+        windows=_windows(config, family, where, layers),
     )
 
 
-def _size(config: dict[str, Any], key: str, where: str, default: int | None = None) -> int:
+def _head_dim(config: Config, where: str, hidden: int, heads: int) -> int:
+    if config.get("head_dim") is None and hidden % heads:
+        raise InputError(f"{where}: hidden_size", f"must be a multiple of num_attention_heads = {heads}", hidden)
+    return _size(config, "head_dim", where, default=hidden // heads)
+
+
+def _windows(config: Config, family: Family, where: str, layers: int) -> tuple[int, ...]:
+    kinds = config.get("layer_types")
+    if kinds is None or family.windows is _full:
+        windows = family.windows(config, where, layers)
+    elif len(kinds) != layers or set(kinds) - {"full_attention", "sliding_attention"}:
+        rule = f"must be full_attention or sliding_attention for each of {layers} layers"
+        raise InputError(f"{where}: layer_types", rule, f"{len(kinds)} of {', '.join(sorted(set(map(str, kinds))))}")
+    else:
+        windows = tuple(_window(config, where) if kind == "sliding_attention" else 0 for kind in kinds)
+    return windows if any(windows) else ()
+
+
+def _window(config: Config, where: str) -> int:
+    """The window's keys; 0, which is all of them, for null."""
+    return _size(config, "sliding_window", where, default=0)
+
+
+def _size(config: Config, key: str, where: str, *, default: int | None = None, least: int = 1) -> int:
     value = config.get(key)
     if value is None and default is not None:
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise InputError(f"{where}: {key}", "must be a positive integer", repr(value))
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        rule = "must be a positive integer" if least else "must be an integer of at least 0"
+        raise InputError(f"{where}: {key}", rule, repr(value))
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ir.cluster import Cluster, CollectivePoint, Device, Host, Level, MatmulPoint
+from ir.cluster import Cluster, CollectivePoint, Device, Group, Host, Level, MatmulPoint
 from ir.job import (
     Algorithm,
     Job,
@@ -14,12 +14,13 @@ from ir.job import (
     Limits,
     Models,
     ModelSource,
+    Role,
     Task,
     WarmStart,
     Workload,
 )
 from ir.model import ModelShape
-from ir.plan import Fusions, Generate, LogProb, Plan, Pool, Update
+from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
 
 SHAPE = ModelShape(
     layers=2,
@@ -76,7 +77,8 @@ def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), warm_start: i
         workload=Workload(**workload),
         limits=Limits(**limits),
     )
-    return Job(document=document, directory=directory, actor=shape)
+    others = {Role.REFERENCE: shape} if document.algorithm.kl_coefficient > 0 else {}
+    return Job(document=document, directory=directory, actor=shape, others=others)
 
 
 def plan(
@@ -90,20 +92,28 @@ def plan(
     dp: int = 1,
     micro_batch: int = 4,
     recompute: bool = False,
+    reference: bool = True,
     **fusions: bool,
 ) -> Plan:
-    """A plan; colocated ones use `train` devices."""
+    """A plan that this project's executor can run; colocated ones use `train` devices."""
     names = ("all", "all") if colocated else ("rollout", "train")
     pools = [Pool(name=names[1], devices=train)]
     if not colocated:
         pools.insert(0, Pool(name=names[0], devices=rollout))
+    visit = Pass(pool=names[1], micro_batch=logprob_micro_batch)
+    old = not {"rollout_logprob", "fold_old_logprob", "merge_logprobs"} & {n for n, on in fusions.items() if on}
     return Plan(
         pools=tuple(pools),
         generate=Generate(pool=names[0], concurrency=concurrency),
-        logprob=LogProb(pool=names[1], micro_batch=logprob_micro_batch),
-        update=Update(pool=names[1], dp=dp, micro_batch=micro_batch, recompute=recompute),
+        reference_logprob=visit if reference else None,
+        old_logprob=visit if old else None,
+        update_actor=Update(
+            pool=names[1], dp=dp, micro_batch=micro_batch, recompute="full" if recompute else "none"
+        ),
         fusions=Fusions(**fusions),
         staleness=staleness,
+        in_flight=staleness > 0,
+        sync="reshard" if colocated else "broadcast",
     )
 
 
@@ -118,37 +128,42 @@ def cluster(*, devices: int = 2, memory_bytes: int = 8 << 30) -> Cluster:
     return Cluster(
         name="test",
         fingerprint="test",
-        device=Device(
-            kind="cpu",
-            name="core",
-            memory_bytes=memory_bytes,
-            base_memory_bytes=400 << 20,
-            memory_bandwidth=10e9,
-            attention_flops=20e9,
-            kv_bandwidth=5e9,
-            host=Host(
-                decode_step_s=4e-4,
-                decode_layer_s=4e-4,
-                decode_sequence_s=2e-6,
-                forward_s=4e-4,
-                forward_layer_s=3e-4,
-                train_s=1e-3,
-                train_layer_s=1e-3,
-                optimizer_s=2e-4,
-                optimizer_layer_s=1e-4,
-            ),
-            matmul=points,
-        ),
-        levels=(
-            Level(
-                name="machine",
-                size=devices,
-                latency_s=2e-4,
-                bandwidth=2e9,
-                collectives=tuple(
-                    CollectivePoint(op=op, ranks=2, bytes=size, seconds=2e-4 + size / 1e9)
-                    for op in ("all_reduce", "broadcast")
-                    for size in sizes
+        groups=(
+            Group(
+                name="test",
+                device=Device(
+                    kind="cpu",
+                    name="core",
+                    memory_bytes=memory_bytes,
+                    base_memory_bytes=400 << 20,
+                    memory_bandwidth=10e9,
+                    attention_flops=20e9,
+                    kv_bandwidth=5e9,
+                    host=Host(
+                        decode_step_s=4e-4,
+                        decode_layer_s=4e-4,
+                        decode_sequence_s=2e-6,
+                        forward_s=4e-4,
+                        forward_layer_s=3e-4,
+                        train_s=1e-3,
+                        train_layer_s=1e-3,
+                        optimizer_s=2e-4,
+                        optimizer_layer_s=1e-4,
+                    ),
+                    matmul=points,
+                ),
+                levels=(
+                    Level(
+                        name="machine",
+                        size=devices,
+                        latency_s=2e-4,
+                        bandwidth=2e9,
+                        collectives=tuple(
+                            CollectivePoint(op=op, ranks=2, bytes=size, seconds=2e-4 + size / 1e9)
+                            for op in ("all_reduce", "broadcast")
+                            for size in sizes
+                        ),
+                    ),
                 ),
             ),
         ),
