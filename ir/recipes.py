@@ -1,34 +1,122 @@
-"""Recipes: the base graph of an algorithm, before any move."""
+"""Recipes: the base graph of an algorithm, before any move.
+
+A recipe names the operations an algorithm has beside sampling, the update and the
+weights' way back; which data they exchange follows from one table.
+"""
 
 from __future__ import annotations
 
-from ir.graph import ACTOR_WEIGHTS, Data, DataEdge, Layout, Op, Rpeg, Stage, StateEdge
-from ir.job import Job
+from collections.abc import Callable
+
+from ir.graph import Data, DataEdge, Op, Rpeg, Stage, State, StateEdge
+from ir.job import Job, Role
+
+
+def ppo(job: Job) -> Rpeg:
+    """Proximal policy optimisation: a critic values every token (Schulman et al., arXiv:1707.06347)."""
+    return _recipe(job, Op.REWARD, Op.OLD_LOGPROB, Op.VALUES, Op.UPDATE_CRITIC)
 
 
 def grpo(job: Job) -> Rpeg:
-    """Group-relative policy optimisation: a verifier instead of a critic, a frozen reference if there is a KL term."""
-    has_reference = job.algorithm.kl_coefficient > 0
-    ops = [op for op in Op if has_reference or op is not Op.REFERENCE_LOGPROB]
-    edges = [
-        (Op.GENERATE, Op.REWARD, Data.TOKENS),
-        (Op.GENERATE, Op.REFERENCE_LOGPROB, Data.TOKENS),
-        (Op.GENERATE, Op.OLD_LOGPROB, Data.TOKENS),
-        (Op.GENERATE, Op.UPDATE_ACTOR, Data.TOKENS),
-        (Op.GENERATE, Op.UPDATE_ACTOR, Data.ROLLOUT_LOGPROB),
-        (Op.REWARD, Op.ADVANTAGE, Data.REWARD),
-        (Op.ADVANTAGE, Op.UPDATE_ACTOR, Data.ADVANTAGE),
-        (Op.REFERENCE_LOGPROB, Op.UPDATE_ACTOR, Data.REFERENCE_LOGPROB),
-        (Op.OLD_LOGPROB, Op.UPDATE_ACTOR, Data.OLD_LOGPROB),
-    ]
+    """Baselines from samples instead of a critic: GRPO and the algorithms whose graph is the same."""
+    return _recipe(job, Op.REWARD, Op.OLD_LOGPROB)
+
+
+def dapo(job: Job) -> Rpeg:
+    """GRPO that samples on until enough groups teach something (Yu et al., arXiv:2503.14476)."""
+    return _recipe(job, Op.REWARD, Op.SELECT, Op.OLD_LOGPROB)
+
+
+def remax(job: Job) -> Rpeg:
+    """The reward of a greedy response is the baseline (Li et al., arXiv:2310.10505)."""
+    return _recipe(job, Op.GREEDY, Op.REWARD, Op.OLD_LOGPROB)
+
+
+def distillation(job: Job) -> Rpeg:
+    """On-policy distillation: the teacher's log-probs of the student's own samples take the reward's place
+    (Agarwal et al., arXiv:2306.13649)."""
+    return _recipe(job, Op.TEACHER_LOGPROB, Op.OLD_LOGPROB)
+
+
+RECIPES: dict[str, Callable[[Job], Rpeg]] = {
+    "ppo": ppo,
+    "grpo": grpo,
+    "dr-grpo": grpo,
+    "dapo": dapo,
+    "rloo": grpo,
+    "reinforce++": grpo,
+    "reinforce++-baseline": grpo,
+    "remax": remax,
+    "gspo": grpo,
+    "cispo": grpo,
+    "distillation": distillation,
+}
+
+_TOKEN_READERS = (
+    Op.REWARD,
+    Op.SELECT,
+    Op.REFERENCE_LOGPROB,
+    Op.TEACHER_LOGPROB,
+    Op.OLD_LOGPROB,
+    Op.VALUES,
+    Op.UPDATE_CRITIC,
+    Op.UPDATE_ACTOR,
+)
+
+_EDGES: tuple[tuple[Op, Op, Data], ...] = (
+    *((Op.GENERATE, target, Data.TOKENS) for target in _TOKEN_READERS),
+    (Op.GREEDY, Op.REWARD, Data.GREEDY_TOKENS),
+    (Op.REWARD, Op.SELECT, Data.REWARD),
+    (Op.REWARD, Op.ADVANTAGE, Data.REWARD),
+    (Op.TEACHER_LOGPROB, Op.ADVANTAGE, Data.TEACHER_LOGPROB),
+    (Op.VALUES, Op.ADVANTAGE, Data.VALUES),
+    (Op.VALUES, Op.UPDATE_CRITIC, Data.VALUES),
+    (Op.ADVANTAGE, Op.UPDATE_CRITIC, Data.RETURNS),
+    (Op.ADVANTAGE, Op.UPDATE_ACTOR, Data.ADVANTAGE),
+    (Op.OLD_LOGPROB, Op.UPDATE_ACTOR, Data.OLD_LOGPROB),
+    (Op.GENERATE, Op.UPDATE_ACTOR, Data.ROLLOUT_LOGPROB),
+)
+"""Every edge that a graph has if it has both ends."""
+
+
+def _recipe(job: Job, *extra: Op) -> Rpeg:
+    """The graph of generation, advantage, update and weight sync with the `extra` operations."""
+    rollout = [Op.GENERATE, *(op for op in extra if op is Op.GREEDY)]
+    rollout += [Op.ENVIRONMENT] if job.workload.turns else []
+    ops = {*rollout, *extra, Op.ADVANTAGE, Op.UPDATE_ACTOR, Op.SYNC_WEIGHTS}
+    ops |= {Op.REFERENCE_LOGPROB} if Role.REFERENCE in job.models else set()
+    edges = [edge for edge in (*_EDGES, *_penalty_edges(job)) if edge[0] in ops and edge[1] in ops]
+    later = [op for op in Op if op in ops and op not in rollout]
     return Rpeg(
         job=job,
-        pools=(),
-        stages=tuple(Stage(ops=(op,), pool="", layout=Layout()) for op in ops),
-        data=tuple(DataEdge(source=s, target=t, data=d) for s, t, d in edges if s in ops and t in ops),
-        state=(
-            StateEdge(source=Op.SYNC_WEIGHTS, target=Op.GENERATE, state=ACTOR_WEIGHTS, staleness=0),
-            StateEdge(source=Op.UPDATE_ACTOR, target=Op.OLD_LOGPROB, state=ACTOR_WEIGHTS, staleness=0),
-            StateEdge(source=Op.UPDATE_ACTOR, target=Op.UPDATE_ACTOR, state=ACTOR_WEIGHTS, staleness=0),
-        ),
+        stages=(Stage(ops=tuple(rollout), riders=tuple(rollout[1:])), *(Stage(ops=(op,)) for op in later)),
+        data=tuple(DataEdge(source=s, target=t, data=d) for s, t, d in edges),
+        state=_state(ops),
     )
+
+
+def _penalty_edges(job: Job) -> list[tuple[Op, Op, Data]]:
+    """Where the reference is compared with the actor: in the loss, or in the reward, which then reads both."""
+    in_reward = job.algorithm.kl_in_reward and Role.REFERENCE in job.models
+    edges = [(Op.REFERENCE_LOGPROB, Op.ADVANTAGE if in_reward else Op.UPDATE_ACTOR, Data.REFERENCE_LOGPROB)]
+    if in_reward or job.algorithm.uses_teacher:
+        edges += [
+            (Op.OLD_LOGPROB, Op.ADVANTAGE, Data.OLD_LOGPROB),
+            (Op.GENERATE, Op.ADVANTAGE, Data.ROLLOUT_LOGPROB),
+        ]
+    return edges
+
+
+def _state(ops: set[Op]) -> tuple[StateEdge, ...]:
+    """Weights and optimizer of what is trained; responses wait between generation and the update."""
+    edges = [
+        (Op.SYNC_WEIGHTS, Op.GENERATE, State.ACTOR_WEIGHTS),
+        (Op.UPDATE_ACTOR, Op.OLD_LOGPROB, State.ACTOR_WEIGHTS),
+        (Op.UPDATE_ACTOR, Op.UPDATE_ACTOR, State.ACTOR_WEIGHTS),
+        (Op.UPDATE_ACTOR, Op.UPDATE_ACTOR, State.ACTOR_OPTIMIZER),
+        (Op.UPDATE_CRITIC, Op.VALUES, State.CRITIC_WEIGHTS),
+        (Op.UPDATE_CRITIC, Op.UPDATE_CRITIC, State.CRITIC_WEIGHTS),
+        (Op.UPDATE_CRITIC, Op.UPDATE_CRITIC, State.CRITIC_OPTIMIZER),
+        (Op.GENERATE, Op.UPDATE_ACTOR, State.EXPERIENCE),
+    ]
+    return tuple(StateEdge(source=s, target=t, state=what) for s, t, what in edges if s in ops and t in ops)
