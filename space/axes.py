@@ -1,23 +1,26 @@
 """Axes of the design space: each is a column of `PlanBatch` with the values it may take.
 
-A plan's *levels* are the indices of its values on the axes. Encoding plans as levels
-and back is a bijection on the space.
+An axis belongs to a section of the plan, or to the plan's structure, and is active where
+its owner is. A plan's *levels* are the indices of its values on the axes, 0 on axes that
+are not active. Encoding plans as levels and back is a bijection on the space.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.batch import COLUMNS, PlanBatch
+from ir.batch import COLUMNS, PlanBatch, owner_of
 from ir.errors import InputError
-from ir.job import Job
+from ir.graph import Op
+from ir.plan import SECTIONS
 
 Levels = NDArray[np.int64]
 
-VERSION = "1"
+VERSION = "2"
 """Version of the axes in traces; a change that old rows cannot be read under needs a new one."""
 
 
@@ -32,12 +35,38 @@ class Axis:
     ordered: bool
     """Whether neighbouring values behave alike; otherwise they are mere labels."""
 
+    @property
+    def owner(self) -> Op | None:
+        """The section it belongs to, None for the plan's structure."""
+        return owner_of(self.name)
+
+    def active(self, batch: PlanBatch) -> NDArray[np.bool_]:
+        """Where its owner is there, bool[n]: the section, or the role that is placed."""
+        if self.owner is not None:
+            return batch.has(self.owner)
+        what, _, role = self.name.partition(".")
+        if what in ("place", "group", "devices"):
+            return np.asarray(batch[f"devices.{role}"] > 0)
+        return np.ones(len(batch), dtype=np.bool_)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """The axes, in the order of `PlanBatch`'s columns."""
+    """The free axes in the order of `COLUMNS`, and the columns that have just one value."""
 
     axes: tuple[Axis, ...]
+    constants: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        names = [axis.name for axis in self.axes]
+        assert names == sorted(names, key=COLUMNS.index), "axes must be in the order of the columns"
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        """Values of a column; (0,) where it is no part of the space."""
+        for axis in self.axes:
+            if axis.name == name:
+                return axis.values
+        return (self.constants.get(name, 0),)
 
     @property
     def num_combinations(self) -> int:
@@ -51,55 +80,46 @@ class Space:
         """Levels int64[n, axes] of plans.
 
         Raises:
-            InputError: a value that its axis does not have.
+            InputError: a value that its column does not have here.
         """
-        columns = []
-        for axis in self.axes:
-            values = np.asarray(axis.values)
-            column = getattr(batch, axis.name)
-            level = np.minimum(np.searchsorted(values, column), len(values) - 1)
-            if not np.array_equal(values[level], column):
-                got = int(column[values[level] != column][0])
-                raise InputError(f"axis {axis.name}", f"must be one of {list(axis.values)}", got)
-            columns.append(level)
-        return np.stack(columns, axis=1)
+        free = {axis.name for axis in self.axes}
+        for name in COLUMNS:
+            if name not in free and (name in self.constants or name in batch.columns):
+                self._check_constant(batch, name)
+        columns = [self._levels(axis, batch) for axis in self.axes]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(batch), 0), dtype=np.int64)
+
+    def _levels(self, axis: Axis, batch: PlanBatch) -> Levels:
+        values = np.asarray(axis.values)
+        column = np.where(axis.active(batch), batch[axis.name], values[0])
+        level = np.minimum(np.searchsorted(values, column), len(values) - 1)
+        if not np.array_equal(values[level], column):
+            got = int(column[values[level] != column][0])
+            raise InputError(f"axis {axis.name}", f"must be one of {list(axis.values)}", got)
+        return np.asarray(level, dtype=np.int64)
+
+    def _check_constant(self, batch: PlanBatch, name: str) -> None:
+        wanted, column = self.constants.get(name, 0), batch[name]
+        active = Axis(name=name, values=(wanted,), ordered=False).active(batch)
+        wrong = active & (column != wanted)
+        if wrong.any():
+            raise InputError(f"axis {name}", f"must be {wanted} in this space", int(column[wrong][0]))
 
     def decode(self, levels: Levels) -> PlanBatch:
         """Plans of levels int64[n, axes]."""
-        return PlanBatch(**{axis.name: np.asarray(axis.values)[levels[:, i]] for i, axis in enumerate(self.axes)})
+        n = len(levels)
+        columns = {name: np.full(n, value, dtype=np.int32) for name, value in self.constants.items()}
+        for i, axis in enumerate(self.axes):
+            columns[axis.name] = np.asarray(axis.values, dtype=np.int32)[levels[:, i]]
+        return blank_inactive(PlanBatch(n, {name: columns[name] for name in COLUMNS if name in columns}))
 
 
-def default_space(job: Job, devices: int) -> Space:
-    """Every axis with every value that some legal plan of the job on that many devices takes."""
-    sequences = job.workload.sequences
-    powers = _powers_of_two(sequences)
-    ahead = _powers_of_two(sequences * (1 + job.limits.max_staleness))
-    share = max(sequences // devices, 1)
-    sizes = tuple(range(1, devices + 1))
-    flag = (0, 1)
-    values: dict[str, tuple[tuple[int, ...], bool]] = {
-        "colocated": (flag, False),
-        "generate_devices": (sizes, True),
-        "train_devices": (sizes, True),
-        "staleness": (tuple(range(job.limits.max_staleness + 1)), True),
-        "concurrency": (_from(8, ahead, share), True),
-        "logprob_micro_batch": (_from(4, powers, share), True),
-        "dp": (_powers_of_two(devices), True),
-        "update_micro_batch": (_from(4, powers, max(share // job.workload.minibatches, 1)), True),
-        "recompute": (flag, False),
-        "rollout_logprob": (flag, False),
-        "fold_old_logprob": (flag, False),
-        "merge_logprobs": (flag, False),
-        "stream": (flag, False),
-    }
-    return Space(axes=tuple(Axis(name=name, values=values[name][0], ordered=values[name][1]) for name in COLUMNS))
-
-
-def _from(least: int, values: tuple[int, ...], share: int) -> tuple[int, ...]:
-    """Values from `least` on, or from a device's `share` of the sequences if that is smaller: batches of fewer are
-    slower than any of these on every machine, and would only make the space larger."""
-    return tuple(value for value in values if value >= min(least, _powers_of_two(share)[-1]))
-
-
-def _powers_of_two(limit: int) -> tuple[int, ...]:
-    return tuple(1 << i for i in range(limit.bit_length()))
+def blank_inactive(batch: PlanBatch) -> PlanBatch:
+    """The same plans with 0 in the columns of sections that they do not have."""
+    absent = {op: ~batch.has(op) for op in SECTIONS}
+    columns = dict(batch.columns)
+    for name, column in batch.columns.items():
+        op = owner_of(name)
+        if op is not None and absent[op].any():
+            columns[name] = np.where(absent[op], np.int32(0), column)
+    return PlanBatch(len(batch), columns)

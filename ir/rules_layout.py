@@ -1,0 +1,303 @@
+"""Rules on the layout of one section: degrees, micro-batches, and what devices can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir.graph import Op
+from ir.plan import SECTIONS, Generate, Pass, Update
+from ir.setting import Columns, LayoutRule, Mask, Section
+
+_ENGINES = tuple(op for op, kind in SECTIONS.items() if kind is Generate)
+_PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
+_UPDATES = tuple(op for op, kind in SECTIONS.items() if kind is Update)
+_FILLING = (*_ENGINES, *_PASSES)
+"""Sections whose replicas fill the pool."""
+_TRAINERS = (*_PASSES, *_UPDATES)
+_ALL = tuple(SECTIONS)
+
+Array = NDArray[Any]
+
+
+def _replica(x: Columns, s: Section) -> Array:
+    """Devices of one replica."""
+    size = x["tp"].astype(np.int64) * x["pp"]
+    return size if s.op in _ENGINES else size * x["cp"]
+
+
+def _replicas(x: Columns, s: Section) -> Array:
+    """Replicas on the pool; at least 1, so that other rules can be judged on plans that do not fit."""
+    return np.asarray(x["dp"]) if s.op in _UPDATES else np.maximum(x["devices"] // _replica(x, s), 1)
+
+
+def _heads_divide(x: Columns, s: Section) -> Mask:
+    shape, tp = s.shape, x["tp"]
+    whole = shape.heads % tp == 0
+    if shape.mla is not None:
+        return np.asarray(whole)
+    return np.asarray(whole & ((shape.kv_heads % tp == 0) | (tp % shape.kv_heads == 0)))
+
+
+def _inside_a_domain(x: Columns, s: Section) -> Mask | bool:
+    domain = s.of_group(x["group"], "domain")
+    return s.is_fixed("tp") or np.asarray((x["tp"] <= domain) & (domain % np.minimum(x["tp"], domain) == 0))
+
+
+def _layers_fill(x: Columns, s: Section) -> Mask:
+    """Pieces of equal size, the last one smaller: it must not be empty."""
+    pieces = x["pp"].astype(np.int64) * (x["vpp"] if s.op in _UPDATES else 1)
+    size = -(-s.shape.layers // pieces)
+    return np.asarray((pieces - 1) * size < s.shape.layers)
+
+
+def _experts_divide(x: Columns, s: Section) -> Mask:
+    moe = s.shape.moe
+    return np.asarray((x["ep"] == 1) | (moe is not None and moe.experts % x["ep"] == 0))
+
+
+def _experts_inside(x: Columns, s: Section) -> Mask:
+    """Devices that hold the same layers are tp x cp x replicas."""
+    divided = x["ep"].astype(np.int64) * (x["etp"] if s.op in _UPDATES else 1)
+    same_layers = x["tp"].astype(np.int64) * (1 if s.op in _ENGINES else x["cp"]) * _replicas(x, s)
+    return np.asarray(same_layers % divided == 0)
+
+
+def _engine_experts(x: Columns, s: Section) -> Mask | bool:
+    backend = s.setting.backend
+    return backend is None or not backend.engine_experts or np.asarray((x["ep"] == 1) | (x["ep"] == x["tp"]))
+
+
+def _micro_batches(x: Columns, s: Section) -> Array:
+    """Micro-batches of a replica, where they are counted in sequences."""
+    return -(-s.sequences // (_replicas(x, s).astype(np.int64) * np.maximum(x["micro_batch"], 1)))
+
+
+def _in_flight(x: Columns, s: Section) -> Array:
+    """Most sequences an engine can hold: those of the step being generated and of the k steps ahead of it."""
+    started = int(np.ceil(s.setting.job.generated_sequences))
+    return -(-started * (1 + x["staleness"].astype(np.int64)) // _replicas(x, s))
+
+
+LAYOUT_RULES: tuple[LayoutRule, ...] = (
+    LayoutRule(
+        name="replicas-fill-the-pool",
+        ops=_FILLING,
+        path="tp",
+        reads=("devices", "tp", "pp", "cp"),
+        holds=lambda x, s: x["devices"] % _replica(x, s) == 0,
+        message="times the section's other degrees must divide the devices of its pool",
+    ),
+    LayoutRule(
+        name="replicas-fit-the-pool",
+        ops=_UPDATES,
+        path="dp",
+        reads=("devices", "tp", "pp", "cp", "dp"),
+        holds=lambda x, s: _replica(x, s) * x["dp"] <= x["devices"],
+        message="times the section's tp, pp and cp must not exceed the devices of its pool",
+    ),
+    LayoutRule(
+        name="half-the-pool-works",
+        ops=_UPDATES,
+        path="dp",
+        reads=("devices", "tp", "pp", "cp", "dp"),
+        holds=lambda x, s: 2 * _replica(x, s) * x["dp"] >= x["devices"],
+        message="times the section's tp, pp and cp must be at least half of the devices of its pool",
+    ),
+    LayoutRule(
+        name="tensor-parallel-divides-the-heads",
+        ops=_ALL,
+        path="tp",
+        reads=("tp",),
+        holds=_heads_divide,
+        message="must divide the model's attention heads, and divide its KV heads or be a multiple of them",
+    ),
+    LayoutRule(
+        name="tensor-parallel-inside-a-domain",
+        ops=_ALL,
+        path="tp",
+        reads=("tp", "group"),
+        holds=_inside_a_domain,
+        message="must divide the devices that the fastest links join, for every layer waits for it",
+    ),
+    LayoutRule(
+        name="layers-fill-the-pipeline",
+        ops=_ALL,
+        path="pp",
+        reads=("pp", "vpp"),
+        holds=_layers_fill,
+        message="every piece of the pipeline must have a layer when layers are dealt out evenly",
+    ),
+    LayoutRule(
+        name="interleaving-needs-a-pipeline",
+        ops=_UPDATES,
+        path="vpp",
+        reads=("pp", "vpp"),
+        holds=lambda x, s: (x["vpp"] == 1) | (x["pp"] > 1),
+        message="must be 1 without a pipeline: pp above 1",
+    ),
+    LayoutRule(
+        name="interleaving-divides-the-layers",
+        ops=_UPDATES,
+        path="vpp",
+        reads=("pp", "vpp"),
+        holds=lambda x, s: (x["vpp"] == 1) | (s.shape.layers % (x["pp"] * x["vpp"]) == 0),
+        message="times pp must divide the model's layers",
+    ),
+    LayoutRule(
+        name="interleaving-runs-in-rounds",
+        ops=_UPDATES,
+        path="vpp",
+        reads=("pp", "vpp", "dp", "micro_batch"),
+        holds=lambda x, s: (x["vpp"] == 1) | ((x["micro_batch"] > 0) & (_micro_batches(x, s) % x["pp"] == 0)),
+        message="above 1 needs micro-batches by sequences, as many as a multiple of pp",
+    ),
+    LayoutRule(
+        name="pipeline-is-filled",
+        ops=_UPDATES,
+        path="pp",
+        reads=("pp", "dp", "micro_batch"),
+        holds=lambda x, s: (x["pp"] == 1) | (x["micro_batch"] == 0) | (_micro_batches(x, s) >= x["pp"]),
+        message="must not exceed a replica's micro-batches: the pipeline would never be full",
+    ),
+    LayoutRule(
+        name="experts-divide",
+        ops=_ALL,
+        path="ep",
+        reads=("ep",),
+        holds=_experts_divide,
+        message="must divide the model's experts, and be 1 where it has none",
+    ),
+    LayoutRule(
+        name="experts-inside-the-replicas",
+        ops=_ALL,
+        path="ep",
+        reads=("devices", "tp", "pp", "cp", "dp", "ep", "etp"),
+        holds=_experts_inside,
+        message="(times etp) must divide the devices that hold the same layers: tp x cp x replicas",
+    ),
+    LayoutRule(
+        name="backend-divides-an-engines-experts",
+        ops=_ENGINES,
+        path="ep",
+        reads=("tp", "ep"),
+        holds=_engine_experts,
+        message="must be 1 or tp for this backend's engine",
+    ),
+    LayoutRule(
+        name="expert-tensor-parallel-is-one-or-all",
+        ops=_UPDATES,
+        path="etp",
+        reads=("tp", "etp"),
+        holds=lambda x, s: (x["etp"] == 1) | ((x["etp"] == x["tp"]) & (s.shape.moe is not None)),
+        message="must be 1, or tp for a model with experts",
+    ),
+    LayoutRule(
+        name="context-parallel-divides-the-sequence",
+        ops=_TRAINERS,
+        path="cp",
+        reads=("cp",),
+        holds=lambda x, s: (x["cp"] == 1) | (s.setting.job.workload.max_tokens % (2 * x["cp"]) == 0),
+        message="times 2 must divide the longest sequence, which is dealt out from both ends",
+    ),
+    LayoutRule(
+        name="zero-needs-replicas",
+        ops=_UPDATES,
+        path="zero",
+        reads=("zero", "dp", "cp"),
+        holds=lambda x, s: (x["zero"] == 0) | (x["dp"] * x["cp"] > 1),
+        message="must be 0 without replicas to divide over: dp x cp above 1",
+    ),
+    LayoutRule(
+        name="sharded-weights-need-replicas",
+        ops=_PASSES,
+        path="zero",
+        reads=("zero", "devices", "tp", "pp", "cp"),
+        holds=lambda x, s: (x["zero"] == 0) | (_replicas(x, s) * x["cp"] > 1),
+        message="must be 0 without replicas to divide over",
+    ),
+    LayoutRule(
+        name="zero-excludes-a-pipeline",
+        ops=_TRAINERS,
+        path="zero",
+        reads=("zero", "pp"),
+        holds=lambda x, s: (x["pp"] == 1) | (x["zero"] <= 1),
+        message="above 1 excludes a pipeline, whose micro-batches would gather or reduce every time",
+    ),
+    LayoutRule(
+        name="dp-divides-the-minibatch",
+        ops=_UPDATES,
+        path="dp",
+        reads=("dp",),
+        holds=lambda x, s: s.sequences % x["dp"] == 0,
+        message="must divide the sequences of a minibatch",
+    ),
+    LayoutRule(
+        name="one-unit-of-micro-batch",
+        ops=_TRAINERS,
+        path="micro_batch",
+        reads=("micro_batch", "micro_tokens"),
+        holds=lambda x, s: (x["micro_batch"] > 0) != (x["micro_tokens"] > 0),
+        message="exactly one of micro_batch and micro_tokens must be above 0",
+    ),
+    LayoutRule(
+        name="micro-tokens-hold-a-sequence",
+        ops=_TRAINERS,
+        path="micro_tokens",
+        reads=("micro_tokens", "cp"),
+        holds=lambda x, s: (
+            (x["micro_tokens"] == 0)
+            | (x["micro_tokens"].astype(np.int64) * x["cp"] >= s.setting.job.workload.max_tokens)
+        ),
+        message="times cp must hold the longest sequence",
+    ),
+    LayoutRule(
+        name="micro-batch-fits",
+        ops=_TRAINERS,
+        path="micro_batch",
+        reads=("micro_batch", "devices", "tp", "pp", "cp", "dp"),
+        holds=lambda x, s: x["micro_batch"] <= -(-s.sequences // _replicas(x, s)),
+        message="must not exceed a replica's sequences",
+    ),
+    LayoutRule(
+        name="concurrency-fits",
+        ops=_ENGINES,
+        path="concurrency",
+        reads=("concurrency", "devices", "tp", "pp", "staleness"),
+        holds=lambda x, s: x["concurrency"] <= _in_flight(x, s),
+        message="must not exceed the sequences an engine can have in flight under the staleness bound",
+    ),
+    LayoutRule(
+        name="backend-sizes-the-cache-by-memory",
+        ops=_ENGINES,
+        path="memory_percent",
+        reads=("memory_percent",),
+        holds=lambda x, s: (
+            s.setting.backend is None or not s.setting.backend.needs_memory_percent or (x["memory_percent"] > 0)
+        ),
+        message="must be above 0 for this backend, whose cache takes a share of memory",
+    ),
+    LayoutRule(
+        name="fp8-needs-the-device",
+        ops=(*_ENGINES, *_UPDATES),
+        path="precision",
+        reads=("precision", "group"),
+        holds=lambda x, s: (x["precision"] == 0) | s.of_group(x["group"], "fp8"),
+        message="must be native on devices that do not multiply in fp8",
+    ),
+    LayoutRule(
+        name="offload-needs-host-memory",
+        ops=_TRAINERS,
+        path="offload",
+        reads=("offload", "group"),
+        holds=lambda x, s: (x["offload"] == 0) | s.of_group(x["group"], "host"),
+        message="must be none where devices have no host memory apart from their own",
+    ),
+)
+
+
+def layout_rules(op: Op) -> tuple[LayoutRule, ...]:
+    """The rules on the layout of a section."""
+    return tuple(rule for rule in LAYOUT_RULES if op in rule.ops)
