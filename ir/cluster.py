@@ -218,8 +218,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def domain(self) -> int:
-        """Devices that the innermost level joins. A level above may be as fast: see `device_bandwidth`."""
-        return self.levels[0].size
+        """Devices that scale-up links join: those of the innermost level, and of levels above it that are at least
+        half as fast."""
+        size, innermost = 1, device_bandwidth(self.levels, 0)
+        for i, level in enumerate(self.levels):
+            if 2 * device_bandwidth(self.levels, i) < innermost:
+                break
+            size *= level.size
+        return size
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,39 +1,258 @@
-"""Enumeration of the legal plans of a space into arrays, block by block."""
+"""Legal plans: counted without listing them, and listed in blocks of arrays.
+
+For every structure and every choice of pool sizes the legal plans are the product of the
+sections' tables, so a plan is a number in mixed radix and a block of plans is a few
+gathers from the tables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import product
+from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ir.batch import PlanBatch
-from ir.rules import Setting, legal
+from ir.batch import COLUMNS, HOME, REMOVED_BY, ROLES, PlanBatch
+from ir.graph import Op
+from ir.setting import Setting
 from space.axes import Levels, Space
+from space.tables import Columns, SectionTable, section_table, structure_table
 
 BLOCK = 1 << 16
-"""Combinations decoded at a time: a few MB of columns, so that memory does not grow with the space."""
+"""Plans listed at a time: a few MB of columns, so that memory does not grow with the space."""
+
+Pool = tuple[tuple[str, ...], int]
+"""Roles of a pool, first its leader, and its group of devices."""
+
+PoolCase = tuple[Pool, int, tuple[Op, ...]]
+"""A pool, the staleness where it matters, and the sections that run on it."""
+
+Used = tuple[int, ...]
+"""Devices used of each group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the number of plans depends on in a structure."""
+
+    pools: tuple[Pool, ...]
+    staleness: int
+    sections: tuple[Op, ...]
+    """Those that the plan has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegalSpace:
+    """The legal plans of a space, in factors."""
+
+    space: Space
+    setting: Setting
+    structures: Columns
+    """One row a structure."""
+    tables: dict[Op, SectionTable]
+    _pool_counts: dict[PoolCase, dict[int, int]] = field(default_factory=dict)
+    _totals: dict[tuple[PoolCase, ...], dict[Used, int]] = field(default_factory=dict)
+
+    @property
+    def num_structures(self) -> int:
+        """Structures that are legal, whether or not the devices suffice for them."""
+        return len(self.structures["staleness"])
+
+    @cached_property
+    def cases(self) -> tuple[tuple[Case, ...], NDArray[np.intp]]:
+        """The different cases, and each structure's."""
+        names = [f"{what}.{role}" for what in ("place", "group") for role in self.setting.roles]
+        flags = sorted({flag for op in self.setting.sections for flag in REMOVED_BY.get(op, ())})
+        stacked = np.stack([self.structures[name] for name in (*names, "staleness", *flags)], axis=1)
+        _, first, inverse = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
+        return tuple(self._case(int(row)) for row in first), inverse.reshape(-1)
+
+    def _case(self, row: int) -> Case:
+        roles = self.setting.roles
+        leader = {role: ROLES[int(self.structures[f"place.{role}"][row])] for role in roles}
+        pools = [
+            (tuple(r for r in roles if leader[r] == lead), int(self.structures[f"group.{lead}"][row]))
+            for lead in roles
+            if leader[lead] == lead
+        ]
+        absent = [op for op, flags in REMOVED_BY.items() if any(self.structures[flag][row] for flag in flags)]
+        return Case(
+            pools=tuple(pools),
+            staleness=int(self.structures["staleness"][row]),
+            sections=tuple(op for op in self.setting.sections if op not in absent),
+        )
+
+    # Counting
+
+    @cached_property
+    def num_plans(self) -> int:
+        """How many legal plans there are, exactly."""
+        cases, case_of = self.cases
+        multiplicity = np.bincount(case_of, minlength=len(cases))
+        return sum(int(times) * self.count(case) for case, times in zip(cases, multiplicity, strict=True))
+
+    def count(self, case: Case) -> int:
+        """Plans of one structure: the product of the pools' counts, summed over sizes that fit together."""
+        totals = self._count_by_devices(tuple(self.pool_case(pool, case) for pool in case.pools))
+        devices = np.array([sum(used) for used in totals], dtype=np.int64)
+        good = self.setting.job.limits.allows(devices, self.setting.num_devices)
+        return sum(count for count, kept in zip(totals.values(), good.tolist(), strict=True) if kept)
+
+    def _count_by_devices(self, pools: tuple[PoolCase, ...]) -> dict[Used, int]:
+        """Plans by the devices used of each group, for the first pools of a structure."""
+        if not pools:
+            return {(0,) * len(self.setting.groups): 1}
+        if pools not in self._totals:
+            (_, group), room = pools[-1][0], [devices.count for devices in self.setting.groups]
+            result: dict[Used, int] = {}
+            for used, before in self._count_by_devices(pools[:-1]).items():
+                for size, count in self.counts_by_size(pools[-1]).items():
+                    if used[group] + size <= room[group]:
+                        now = (*used[:group], used[group] + size, *used[group + 1 :])
+                        result[now] = result.get(now, 0) + before * count
+            self._totals[pools] = result
+        return self._totals[pools]
+
+    def pool_case(self, pool: Pool, case: Case) -> PoolCase:
+        """A pool with what its layouts depend on."""
+        sections = tuple(op for op in case.sections if HOME[op] in pool[0])
+        stale = case.staleness if any(self.tables[op].by_staleness for op in sections) else 0
+        return pool, stale, sections
+
+    def counts_by_size(self, pool_case: PoolCase) -> dict[int, int]:
+        """Ways to lay out a pool's sections, by its size; sizes without any are left out."""
+        if pool_case not in self._pool_counts:
+            (roles, group), staleness, sections = pool_case
+            sizes = set.intersection(*(set(self.space[f"devices.{role}"]) for role in roles))
+            counts = {
+                size: prod(self.tables[op].count(group, size, staleness) for op in sections) for size in sorted(sizes)
+            }
+            self._pool_counts[pool_case] = {size: count for size, count in counts.items() if count}
+        return self._pool_counts[pool_case]
+
+    # Listing
+
+    def pool_sizes(self, case: Case) -> Iterator[tuple[int, ...]]:
+        """Every choice of pool sizes that has a plan, in lexicographic order."""
+        options = [sorted(self.counts_by_size(self.pool_case(pool, case))) for pool in case.pools]
+        groups, limits = self.setting.groups, self.setting.job.limits
+        for sizes in product(*options):
+            used = [0] * len(groups)
+            for (_, group), size in zip(case.pools, sizes, strict=True):
+                used[group] += size
+            fits = all(n <= devices.count for n, devices in zip(used, groups, strict=True))
+            if fits and limits.allows(np.array([sum(used)]), self.setting.num_devices)[0]:
+                yield sizes
+
+    def factor(self, structure: int, sizes: tuple[int, ...]) -> Factor:
+        """The plans of one structure and choice of pool sizes."""
+        cases, case_of = self.cases
+        case = cases[int(case_of[structure])]
+        constants = {name: int(column[structure]) for name, column in self.structures.items()}
+        spans: dict[Op, tuple[int, int]] = {}
+        for (roles, group), size in zip(case.pools, sizes, strict=True):
+            constants |= {f"devices.{role}": size for role in roles}
+            here = [op for op in case.sections if HOME[op] in roles]
+            spans |= {op: self.tables[op].rows_of(group, size, case.staleness) for op in here}
+        return Factor(constants=constants, tables=self.tables, spans={op: spans[op] for op in case.sections})
+
+    def factors(self) -> Iterator[Factor]:
+        """All of them, structure by structure."""
+        cases, case_of = self.cases
+        sizes: dict[int, list[tuple[int, ...]]] = {}
+        for structure, case in enumerate(case_of.tolist()):
+            if case not in sizes:
+                sizes[case] = list(self.pool_sizes(cases[case]))
+            for choice in sizes[case]:
+                yield self.factor(structure, choice)
+
+    def blocks(self, size: int = BLOCK) -> Iterator[PlanBatch]:
+        """All legal plans, about `size` at a time."""
+        waiting: list[PlanBatch] = []
+        for factor in self.factors():
+            for start in range(0, factor.num_plans, size):
+                waiting.append(factor.plans(np.arange(start, min(start + size, factor.num_plans), dtype=np.int64)))
+                if sum(map(len, waiting)) >= size:
+                    yield concatenate(waiting)
+                    waiting = []
+        if waiting:
+            yield concatenate(waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """The plans of one structure and choice of pool sizes: the product of the sections' tables."""
+
+    constants: dict[str, int]
+    """Structure and sizes."""
+    tables: dict[Op, SectionTable]
+    spans: dict[Op, tuple[int, int]]
+    """Rows of each section's table."""
+
+    @property
+    def num_plans(self) -> int:
+        """How many there are, exactly."""
+        return prod((last - first) * self.tables[op].num_free for op, (first, last) in self.spans.items())
+
+    def plans(self, numbers: NDArray[np.int64]) -> PlanBatch:
+        """The plans of the given numbers, int64[n] from 0 to `num_plans`; the last section varies fastest."""
+        rest, layouts = numbers, dict[Op, NDArray[np.int64]]()
+        for op, (first, last) in reversed(self.spans.items()):
+            rest, layouts[op] = np.divmod(rest, (last - first) * self.tables[op].num_free)
+        return self.combine(layouts, len(numbers))
+
+    def combine(self, layouts: dict[Op, NDArray[np.int64]], count: int) -> PlanBatch:
+        """`count` plans from the number of each section's layout, int64[count] from 0 to its table's count."""
+        columns = {name: np.full(count, value, dtype=np.int32) for name, value in self.constants.items()}
+        for op, (first, last) in self.spans.items():
+            table, layout = self.tables[op], layouts[op]
+            for name, values in reversed(table.free):
+                layout, level = np.divmod(layout, len(values))
+                columns[f"{op}.{name}"] = np.asarray(values, dtype=np.int32)[level]
+            rows = table.rows[first:last][layout]
+            columns |= {f"{op}.{name}": rows[:, i] for i, name in enumerate(table.fields)}
+        return PlanBatch(count, {name: columns[name] for name in COLUMNS if name in columns})
+
+
+def concatenate(batches: list[PlanBatch]) -> PlanBatch:
+    """Batches one after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    names = [name for name in COLUMNS if any(name in batch.columns for batch in batches)]
+    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
+    return PlanBatch(sum(map(len, batches)), columns)
+
+
+def legal_space(space: Space, setting: Setting) -> LegalSpace:
+    """Take a space apart into its factors.
+
+    Raises:
+        InputError: no structure is legal.
+    """
+    return LegalSpace(
+        space=space,
+        setting=setting,
+        structures=structure_table(space, setting),
+        tables={op: section_table(space, setting, op) for op in setting.sections},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LegalPlans:
-    """All legal plans of a space."""
+    """Plans of a space, listed."""
 
     space: Space
     levels: Levels
-    """int64[n, axes], in lexicographic order."""
+    """int64[n, axes]."""
     batch: PlanBatch
 
 
 def enumerate_legal(space: Space, setting: Setting) -> LegalPlans:
-    """Every legal plan of the space."""
-    blocks = [levels[legal(space.decode(levels), setting)] for levels in _blocks(space)]
-    levels = np.concatenate(blocks)
-    return LegalPlans(space=space, levels=levels, batch=space.decode(levels))
-
-
-def _blocks(space: Space) -> Iterator[Levels]:
-    shape = tuple(len(axis.values) for axis in space.axes)
-    for start in range(0, space.num_combinations, BLOCK):
-        rows = np.arange(start, min(start + BLOCK, space.num_combinations))
-        yield np.stack(np.unravel_index(rows, shape), axis=1)
+    """Every legal plan of a space that is small enough to list."""
+    blocks = list(legal_space(space, setting).blocks())
+    batch = concatenate(blocks) if blocks else PlanBatch(0)
+    return LegalPlans(space=space, levels=space.encode(batch), batch=batch)

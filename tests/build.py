@@ -107,9 +107,7 @@ def plan(
         generate=Generate(pool=names[0], concurrency=concurrency),
         reference_logprob=visit if reference else None,
         old_logprob=visit if old else None,
-        update_actor=Update(
-            pool=names[1], dp=dp, micro_batch=micro_batch, recompute="full" if recompute else "none"
-        ),
+        update_actor=Update(pool=names[1], dp=dp, micro_batch=micro_batch, recompute="full" if recompute else "none"),
         fusions=Fusions(**fusions),
         staleness=staleness,
         in_flight=staleness > 0,

@@ -1,0 +1,204 @@
+"""The space of a job: which columns are free, and the values worth considering on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ir.batch import CODES, COLUMNS, FLAGS, HOME, ROLES, Column, fields_of, owner_of
+from ir.errors import InputError
+from ir.graph import Op
+from ir.plan import SECTIONS, Update
+from ir.rules_layout import layout_rules
+from ir.rules_structure import STRUCTURE_RULES
+from ir.setting import Section, Setting
+from space.axes import Axis, Space
+
+LABELS = ("place", "group", "fusions", "sharing", "sync", "in_flight", "precision", "offload", "recompute")
+"""Columns, by what they end or begin with, whose values have no order."""
+
+MIN_TOKENS = 1024
+"""Longest-length tokens below which a smaller micro-batch only wastes launches."""
+
+SMALL_GROUP = 8
+"""Devices up to which a pool may have any size; beyond, sizes are 2^i and 3 x 2^i and what they leave over."""
+
+MAX_PIPELINE, MAX_CONTEXT, MAX_PIECES = 16, 16, 8
+MAX_CONCURRENCY = 2048
+
+
+def default_space(setting: Setting, fix: Mapping[str, int] | None = None) -> Space:
+    """Every free column with the values worth considering, kept to the setting's backend; `fix` pins columns.
+
+    Raises:
+        InputError: a pinned column that the job's plans do not have, or one that is left without a value.
+    """
+    fixed = dict(fix or {})
+    values = _columns(setting)
+    for name, value in fixed.items():
+        if name not in values:
+            raise InputError(f"fix {name}", "must be an axis of this job's plans", name)
+        values[name] = (value,)
+    for name in values:
+        values[name] = _possible(setting, name, values)
+    free = [name for name in COLUMNS if len(values.get(name, ())) > 1]
+    return Space(
+        axes=tuple(Axis(name=name, values=values[name], ordered=not _is_label(name)) for name in free),
+        constants={name: values[name][0] for name in COLUMNS if len(values.get(name, ())) == 1},
+    )
+
+
+def parse_fix(text: str) -> tuple[str, int]:
+    """`generate.tp=2` or `update_actor.recompute=full` as a column and its code.
+
+    Raises:
+        InputError: not of that form, no column, or no value of it.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or name not in COLUMNS:
+        raise InputError(f"fix {text}", "must be AXIS=VALUE with an axis that `space` prints")
+    words = _words(name)
+    if value in words:
+        return name, words.index(value)
+    if words or not value.isdigit():
+        raise InputError(f"fix {name}", f"must be {' or '.join(words) if words else 'a whole number'}", repr(value))
+    return name, int(value)
+
+
+def value_text(name: str, value: int) -> str:
+    """A value of a column as a person writes it."""
+    words = _words(name)
+    return words[value] if words else str(value)
+
+
+def _words(name: str) -> tuple[str, ...]:
+    if name in FLAGS or name == "in_flight":
+        return ("false", "true")
+    if name.startswith("place."):
+        return ROLES
+    return CODES.get(name.rpartition(".")[2], ())
+
+
+def _is_label(name: str) -> bool:
+    return name.partition(".")[0] in LABELS or name.rpartition(".")[2] in LABELS
+
+
+def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
+    """Values of every column that the job's plans have, before rules are asked."""
+    roles = setting.roles
+    values: dict[str, tuple[int, ...]] = {
+        "staleness": tuple(range(setting.job.limits.max_staleness + 1)),
+        "in_flight": (0, 1),
+        "sync": tuple(range(len(CODES["sync"]))),
+    }
+    for role in roles:
+        index = ROLES.index(role)
+        values[f"place.{role}"] = tuple(i for i in range(index + 1) if ROLES[i] in roles)
+        values[f"group.{role}"] = tuple(range(len(setting.groups)))
+        values[f"devices.{role}"] = pool_sizes(setting)
+    values |= dict.fromkeys(FLAGS, (0, 1))
+    for op in setting.sections:
+        options = _section_values(op, setting)
+        values |= {f"{op}.{name}": options[name] for name in fields_of(op)}
+    supported = setting.backend.by_column if setting.backend is not None else {}
+    return {
+        name: tuple(value for value in options if value in supported.get(name, options))
+        for name, options in values.items()
+    }
+
+
+def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Values of a column that no rule refuses which depends on it alone, all else it reads having a single value."""
+    keep = np.ones(len(values[name]), dtype=bool)
+    for rule in STRUCTURE_RULES:
+        if name in rule.reads and (column := _alone(name, rule.reads, values)) is not None:
+            keep &= np.asarray(rule.holds(column, setting))
+    op = owner_of(name)
+    if op is not None:
+        section, field_name = _section_columns(op, values), name.partition(".")[2]
+        for layout_rule in layout_rules(op):
+            reads = tuple(other for other in layout_rule.reads if other in section)
+            if field_name in reads and (column := _alone(field_name, reads, section)) is not None:
+                keep &= np.asarray(layout_rule.holds(column, Section(op=op, setting=setting)))
+    left = tuple(value for value, kept in zip(values[name], keep, strict=True) if kept)
+    if not left:
+        got = [value_text(name, value) for value in values[name]]
+        raise InputError(f"axis {name}", "must have a value that the job and the backend allow", got)
+    return left
+
+
+def _section_columns(op: Op, values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Values of all that a layout rule may read."""
+    home = HOME[op]
+    pool = {"devices": values[f"devices.{home}"], "group": values[f"group.{home}"]}
+    return {name: values[f"{op}.{name}"] for name in fields_of(op)} | pool | {"staleness": values["staleness"]}
+
+
+def _alone(name: str, reads: tuple[str, ...], values: Mapping[str, tuple[int, ...]]) -> dict[str, Column] | None:
+    """Columns for a rule in which just `name` varies; None if another column that it reads has several values."""
+    if any(len(values.get(other, (0,))) > 1 for other in reads if other != name):
+        return None
+    n = len(values[name])
+    others = {other: np.full(n, values.get(other, (0,))[0], dtype=np.int32) for other in reads}
+    return others | {name: np.asarray(values[name], dtype=np.int32)}
+
+
+def pool_sizes(setting: Setting) -> tuple[int, ...]:
+    """Sizes that pools may have: all of a small group's; of a large one those that divide well, what they leave of
+    it, and the totals that the job asks for."""
+    sizes: set[int] = set()
+    for group in setting.groups:
+        if group.count <= SMALL_GROUP:
+            sizes |= set(range(1, group.count + 1))
+        else:
+            good = {base << i for base in (1, 3) for i in range(group.count.bit_length())}
+            good = {size for size in good if size < group.count}
+            sizes |= good | {group.count} | {group.count - size for size in good if 2 * size >= group.domain}
+    asked = setting.job.limits.devices
+    sizes |= set(asked) if isinstance(asked, tuple) else {asked} if asked is not None else set()
+    return tuple(sorted(size for size in sizes if size <= setting.num_devices))
+
+
+def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
+    shape, workload = setting.shape(op), setting.job.workload
+    largest = max(group.count for group in setting.groups)
+    domain = max(group.domain for group in setting.groups)
+    updates = SECTIONS[op] is Update
+    sequences = Section(op=op, setting=setting).sequences
+    experts = shape.moe.experts if shape.moe is not None else 1
+    ahead = int(np.ceil(setting.job.generated_sequences)) * (1 + setting.job.limits.max_staleness)
+    share = max(sequences // setting.num_devices, 1)
+    return {
+        "tp": _powers(domain),
+        "pp": _powers(min(largest, shape.layers, MAX_PIPELINE)),
+        "vpp": _powers(min(shape.layers, MAX_PIECES)),
+        "cp": _powers(min(largest, MAX_CONTEXT)),
+        "ep": tuple(n for n in _powers(min(experts, largest)) if experts % n == 0),
+        "etp": _powers(domain) if experts > 1 else (1,),
+        "dp": tuple(n for n in range(1, largest + 1) if sequences % n == 0),
+        "zero": (0, 1, 2, 3) if updates else (0, 3),
+        "micro_batch": (0, *_from(-(-MIN_TOKENS // workload.max_tokens), _powers(sequences), share)),
+        "micro_tokens": (0, *_budgets(workload.max_tokens)),
+        "recompute": (0, 1, 2),
+        "offload": (0, 1, 2) if updates else (0, 2),
+        "precision": (0, 1),
+        "concurrency": _from(8, _powers(min(ahead, MAX_CONCURRENCY)), share),
+        "memory_percent": (0, 50, 60, 70, 80, 90),
+        "prefill_tokens": (0, 2048, 8192),
+    }
+
+
+def _budgets(longest: int) -> list[int]:
+    """Token budgets of a device: parts of the longest sequence, for context parallelism, and several of them."""
+    return sorted({-(-longest * eighths // 8) for eighths in (1, 2, 4, 8, 16, 32)})
+
+
+def _from(least: int, values: tuple[int, ...], share: int) -> tuple[int, ...]:
+    """Values from `least` on, or from a device's `share` of the sequences if that is smaller: batches of fewer are
+    slower than any of these on every machine, and would only make the space larger."""
+    return tuple(value for value in values if value >= min(least, _powers(share)[-1]))
+
+
+def _powers(limit: int) -> tuple[int, ...]:
+    return tuple(1 << i for i in range(limit.bit_length()))
