@@ -1,42 +1,39 @@
 """The one entry of the model: prices a batch of plans on a cluster.
 
-Plans of one structure (placement and fusions) lower to RPEGs that differ only in
-numbers, so each structure is lowered once and its plans are priced together.
+A section's cost depends on its own layout and pool, so each different layout is priced
+once. Plans of one structure (placement, fusions, shared models) lower to RPEGs that
+differ only in numbers, so each structure is lowered once and its plans are composed
+together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic import stages
-from analytic.compose import Terms, is_streamed, num_visits, period
+from analytic.compose import cycles
+from analytic.costs import Columns, Cost
+from analytic.fit import setup
 from analytic.memory import Memory, memory
-from ir.batch import COLUMNS, PlanBatch
+from analytic.passes import pass_cost, update_cost
+from analytic.rollout import generate_cost
+from analytic.setup import Setup
+from analytic.transfer import reward_seconds, sync_seconds
+from ir.batch import FLAGS, PlanBatch
 from ir.cluster import Cluster
-from ir.graph import Op, Rpeg
+from ir.graph import ROLE_OF, Op, Rpeg, Stage
 from ir.job import Job
 from ir.lower import lower
+from ir.plan import SECTIONS, Generate, Update
 
 Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-MODEL_VERSION = "1"
+MODEL_VERSION = "2"
 """Changes with every change of the model's numbers."""
-
-STAGES: tuple[str, ...] = (
-    Op.GENERATE,
-    Op.REWARD,
-    Op.REFERENCE_LOGPROB,
-    Op.OLD_LOGPROB,
-    f"{Op.REFERENCE_LOGPROB}+{Op.OLD_LOGPROB}",
-    Op.UPDATE_ACTOR,
-    Op.SYNC_WEIGHTS,
-)
-"""Keys of the stages that a plan may have, the columns of `stage_seconds`. Advantages take no time that counts."""
 
 BLOCK = 1 << 14
 """Plans priced at a time."""
@@ -44,16 +41,19 @@ BLOCK = 1 << 14
 PARALLEL_FROM = 4_000_000
 """Plans from which on worker processes save more than they take to start (some seconds)."""
 
-_STRUCTURE = ("colocated", "rollout_logprob", "fold_old_logprob", "merge_logprobs", "stream")
+STREAMED = (Op.REFERENCE_LOGPROB, Op.TEACHER_LOGPROB, Op.VALUES, Op.REWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What plans cost, one row a plan."""
 
+    job: Job
     batch: PlanBatch
+    stages: tuple[str, ...]
+    """Keys of the stages that a plan of the job may have, the columns of `stage_seconds`."""
     stage_seconds: Float
-    """float64[n, STAGES], busy seconds per step of a stage's slowest device; 0 where a plan has no such stage."""
+    """float64[n, stages], busy seconds per step of a stage's slowest device; 0 where a plan has no such stage."""
     latency_ratio: Float
     """float64[n], generation's latency over its busy seconds."""
     memory: Memory
@@ -68,79 +68,201 @@ class Estimate:
         return self.compose(self.stage_seconds, np.arange(len(self.batch)))
 
     def compose(self, stage_seconds: Float, rows: Rows) -> Float:
-        """Step seconds float64[..., m] from stage seconds float64[..., m, STAGES] of the plans `rows` intp[m]:
+        """Step seconds float64[..., m] from stage seconds float64[..., m, stages] of the plans `rows` intp[m]:
         the model's composition, open to corrected stage times."""
-        cycles = self.cycles(stage_seconds, rows)
-        longest: Float = np.maximum.reduce(list(cycles.values()))
+        longest: Float = np.maximum.reduce(list(self.cycles(stage_seconds, rows).values()))
         return longest
 
     def cycles(self, stage_seconds: Float, rows: Rows) -> dict[str, Float]:
         """Seconds per step of each cycle, float64[..., m]; 0 where a plan has no such cycle."""
         result: dict[str, Float] = {}
+        staleness = self.batch["staleness"].astype(np.int64)
         for index, rpeg in enumerate(self.structures):
             here = self.structure[rows] == index
             if not here.any():
                 continue
-            for name, seconds in period(rpeg, self._terms(rpeg, stage_seconds[..., here, :], rows[here])).items():
+            seconds = stage_seconds[..., here, :]
+
+            def seconds_of(stage: Stage, seconds: Float = seconds) -> Float:
+                zero = np.zeros(seconds.shape[:-1])
+                return seconds[..., self.stages.index(stage.key)] if stage.key in self.stages else zero
+
+            found = cycles(rpeg, seconds_of, self.latency_ratio[rows[here]], self.call_s, staleness[rows[here]])
+            for name, values in found.items():
                 whole = result.setdefault(name, np.zeros(stage_seconds.shape[:-1]))
-                whole[..., here] = seconds
+                whole[..., here] = values
         return result
 
-    def _terms(self, rpeg: Rpeg, seconds: Float, rows: Rows) -> Terms:
-        generate = seconds[..., STAGES.index(Op.GENERATE)]
-        streamed = np.zeros_like(generate)
-        serial = np.zeros_like(generate)
-        for stage in rpeg.stages:
-            if stage.key in STAGES and Op.GENERATE not in stage.ops:
-                part = seconds[..., STAGES.index(stage.key)]
-                if is_streamed(rpeg, stage.key):
-                    streamed = streamed + part
-                else:
-                    serial = serial + part
-        return Terms(
-            generate=generate,
-            latency=generate * self.latency_ratio[rows],
-            streamed=streamed,
-            serial=serial,
-            calls=np.full_like(generate, num_visits(rpeg) * self.call_s),
-            staleness=self.batch.staleness[rows],
+
+def stage_keys(job: Job) -> tuple[str, ...]:
+    """Keys of all stages that take time in some plan of the job; advantages and selection take none that counts."""
+    from ir.recipes import RECIPES
+
+    ops = {op for stage in RECIPES[job.algorithm.name](job).stages for op in stage.ops}
+    timeless = {Op.ADVANTAGE, Op.SELECT, Op.GREEDY, Op.ENVIRONMENT}
+    keys = [str(op) for op in Op if op in ops - timeless]
+    if {Op.REFERENCE_LOGPROB, Op.OLD_LOGPROB} <= ops:
+        keys.insert(keys.index(Op.OLD_LOGPROB) + 1, f"{Op.REFERENCE_LOGPROB}+{Op.OLD_LOGPROB}")
+    if Op.UPDATE_CRITIC in ops:
+        keys.insert(keys.index(Op.UPDATE_ACTOR) + 1, f"{Op.UPDATE_CRITIC}+{Op.UPDATE_ACTOR}")
+    return tuple(keys)
+
+
+def section_cost(s: Setup, op: Op, x: Columns, *, streamed: NDArray[np.bool_] | None = None) -> Cost:
+    """Price layouts of a section, arrays over layouts of one or several groups of devices.
+
+    Args:
+        s: The job and cluster.
+        op: The section.
+        x: Its columns, with `devices` and `group` of its pool and the plan's `staleness`.
+        streamed: Where its batch comes group by group; None for nowhere.
+    """
+    groups = np.unique(x["group"])
+    if len(groups) == 1:
+        return _section_cost(s, int(groups[0]), op, x, streamed)
+    parts = [np.flatnonzero(x["group"] == group) for group in groups]
+    costs = [
+        _section_cost(
+            s, int(group), op, {n: c[rows] for n, c in x.items()}, None if streamed is None else streamed[rows]
         )
+        for group, rows in zip(groups, parts, strict=True)
+    ]
+    order = np.argsort(np.concatenate(parts), kind="stable")
+    return _joined(costs, order)
+
+
+def _section_cost(s: Setup, group: int, op: Op, x: Columns, streamed: NDArray[np.bool_] | None) -> Cost:
+    machine, shape = s.machines[group], s.job.models[ROLE_OF[op]]
+    if SECTIONS[op] is Generate:
+        return generate_cost(s, machine, shape, x)
+    if SECTIONS[op] is Update:
+        return update_cost(s, machine, shape, x)
+    trained = op in (Op.OLD_LOGPROB, Op.VALUES)
+    limit = None if streamed is None else _streamed_limit(s, x, streamed)
+    return pass_cost(s, machine, shape, x, trained=trained, limit=limit)
+
+
+def _streamed_limit(s: Setup, x: Columns, streamed: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """A pool that waits for generation takes groups one at a time, so its micro-batches are a replica's share of one;
+    with staleness the pool is busy and groups pile up."""
+    replicas = x["devices"] // (x["tp"] * x["pp"] * x["cp"])
+    share = np.maximum(s.job.workload.samples_per_prompt // np.maximum(replicas, 1), 1).astype(np.int64)
+    return np.where(streamed & (x["staleness"] == 0), share, s.job.workload.sequences)
+
+
+def _joined(costs: Sequence[Cost], order: NDArray[np.intp]) -> Cost:
+    """Costs of consecutive parts as one, in the given order."""
+
+    def terms(name: str) -> dict[str, Float]:
+        keys = dict.fromkeys(key for cost in costs for key in getattr(cost, name))
+        blank = [np.zeros(len(cost.seconds)) for cost in costs]
+        return {
+            key: np.concatenate([getattr(c, name).get(key, zero) for c, zero in zip(costs, blank, strict=True)])[order]
+            for key in keys
+        }
+
+    return Cost(
+        seconds=np.concatenate([cost.seconds for cost in costs])[order],
+        latency=np.concatenate([cost.latency for cost in costs])[order],
+        resident=terms("resident"),
+        transient=terms("transient"),
+    )
 
 
 def estimate(job: Job, batch: PlanBatch, cluster: Cluster) -> Estimate:
     """Price legal plans. Any number of plans goes through the same code."""
-    s = stages.setup(job, cluster)
-    structures, structure = _structures(job, batch)
-    generation = stages.generate(s, batch)
-    columns = _columns(s, batch)
-    seconds = np.zeros((len(batch), len(STAGES)))
-    seconds[:, STAGES.index(Op.GENERATE)] = generation.busy_s
+    return _estimate(setup(job, cluster), batch)
+
+
+def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
+    structures, structure = _structures(s.job, batch)
+    costs = {op: _costs(s, batch, op) for op in SECTIONS if batch.has(op).any()}
+    keys = stage_keys(s.job)
+    seconds = np.zeros((len(batch), len(keys)))
+    per_op = {op: cost.seconds for op, cost in costs.items()} | {
+        Op.SYNC_WEIGHTS: sync_seconds(s, batch),
+        Op.REWARD: costs[Op.REWARD].seconds if Op.REWARD in costs else reward_seconds(s, batch),
+    }
     for index, rpeg in enumerate(structures):
         here = structure == index
         for stage in rpeg.stages:
-            if stage.key in STAGES and Op.GENERATE not in stage.ops:
-                priced = columns(rpeg, stage.key)
-                seconds[here, STAGES.index(stage.key)] = priced[here]
+            if stage.key in keys:
+                seconds[here, keys.index(stage.key)] = _stage_seconds(stage, per_op)[here]
+    generation = costs[Op.GENERATE]
     return Estimate(
+        job=s.job,
         batch=batch,
+        stages=keys,
         stage_seconds=seconds,
-        latency_ratio=generation.latency_s / generation.busy_s,
-        memory=memory(s, batch),
+        latency_ratio=generation.latency / generation.seconds,
+        memory=memory(s, batch, costs),
         structures=structures,
         structure=structure,
-        call_s=cluster.call_s,
+        call_s=s.cluster.call_s,
     )
+
+
+def _stage_seconds(stage: Stage, per_op: dict[Op, Float]) -> Float:
+    """A merged visit runs both models with the layout of the reference; interleaved updates hide the smaller's waits,
+    which are not modelled, so their times add up."""
+    working = [op for op in stage.ops if op not in stage.riders]
+    if working == [Op.REFERENCE_LOGPROB, Op.OLD_LOGPROB]:
+        return 2.0 * per_op[Op.REFERENCE_LOGPROB]
+    return np.asarray(sum(per_op[op] for op in working))
+
+
+def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
+    """The section's cost in every plan, 0 where it is absent; each different layout is priced once."""
+    rows = np.flatnonzero(batch.has(op))
+    x = {name: column[rows] for name, column in batch.section(op).items()}
+    x["streamed"] = batch["fusions.stream"][rows] * np.int32(op in STREAMED)
+    first, inverse = _distinct(x)
+    unique = {name: column[first] for name, column in x.items()}
+    cost = section_cost(s, op, unique, streamed=unique.pop("streamed") == 1)
+
+    def spread(values: Float) -> Float:
+        whole = np.zeros(len(batch))
+        whole[rows] = values[inverse]
+        return whole
+
+    return Cost(
+        seconds=spread(cost.seconds),
+        latency=spread(cost.latency),
+        resident={name: spread(values) for name, values in cost.resident.items()},
+        transient={name: spread(values) for name, values in cost.transient.items()},
+    )
+
+
+def _distinct(x: Columns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First row of every different combination of the columns, and each row's combination."""
+    code = np.zeros(len(next(iter(x.values()))), dtype=np.int64)
+    for column in x.values():
+        values, level = np.unique(column, return_inverse=True)
+        code = code * len(values) + level.reshape(-1)
+        if len(values) > 1:
+            # Renumbered, so that codes stay small however many columns there are.
+            _, code = np.unique(code, return_inverse=True)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
+def _structures(job: Job, batch: PlanBatch) -> tuple[tuple[Rpeg, ...], NDArray[np.intp]]:
+    """One RPEG per structure, and each plan's."""
+    names = [name for name in batch.columns if name in FLAGS or name.startswith("place.")]
+    first, structure = _distinct({name: batch[name] for name in names} or {"": batch["staleness"] * 0})
+    return tuple(lower(job, batch.plan(int(row))) for row in first), structure
 
 
 def estimate_blocks(job: Job, batch: PlanBatch, cluster: Cluster, jobs: int = -1) -> Estimate:
     """As `estimate`, block by block so that temporaries stay in the cache, and on `jobs` cores (-1: all) once
     there are so many plans that starting processes pays."""
+    s = setup(job, cluster)
     blocks = [np.arange(start, min(start + BLOCK, len(batch))) for start in range(0, len(batch), BLOCK)]
     if len(batch) < PARALLEL_FROM or jobs == 1:
-        return concatenate([estimate(job, batch.take(rows), cluster) for rows in blocks])
+        return concatenate([_estimate(s, batch.take(rows)) for rows in blocks])
     from joblib import Parallel, delayed
 
-    priced = Parallel(n_jobs=jobs)(delayed(estimate)(job, batch.take(rows), cluster) for rows in blocks)
+    priced = Parallel(n_jobs=jobs)(delayed(_estimate)(s, batch.take(rows)) for rows in blocks)
     return concatenate(list(priced))
 
 
@@ -149,16 +271,17 @@ def concatenate(parts: Sequence[Estimate]) -> Estimate:
     structures = list(dict.fromkeys(_shape(r) for part in parts for r in part.structures))
     example = {_shape(r): r for part in parts for r in part.structures}
     index = [np.array([structures.index(_shape(r)) for r in part.structures])[part.structure] for part in parts]
-    memories = [part.memory for part in parts]
+    names = dict.fromkeys(name for part in parts for name in part.batch.columns)
     return Estimate(
-        batch=PlanBatch(**{n: np.concatenate([getattr(p.batch, n) for p in parts]) for n in COLUMNS}),
+        job=parts[0].job,
+        batch=PlanBatch(
+            sum(len(part.batch) for part in parts),
+            {name: np.concatenate([part.batch[name] for part in parts]) for name in names},
+        ),
+        stages=parts[0].stages,
         stage_seconds=np.concatenate([part.stage_seconds for part in parts]),
         latency_ratio=np.concatenate([part.latency_ratio for part in parts]),
-        memory=Memory(
-            rollout=np.concatenate([m.rollout for m in memories]),
-            train=np.concatenate([m.train for m in memories]),
-            terms={name: np.concatenate([m.terms[name] for m in memories]) for name in memories[0].terms},
-        ),
+        memory=Memory.concatenate([part.memory for part in parts]),
         structures=tuple(example[key] for key in structures),
         structure=np.concatenate(index),
         call_s=parts[0].call_s,
@@ -167,39 +290,4 @@ def concatenate(parts: Sequence[Estimate]) -> Estimate:
 
 def _shape(rpeg: Rpeg) -> tuple[object, ...]:
     """What plans of one structure have in common."""
-    return rpeg.colocated, tuple(stage.ops for stage in rpeg.stages), rpeg.data
-
-
-def _columns(s: stages.Setup, batch: PlanBatch) -> Callable[[Rpeg, str], Float]:
-    """Seconds float64[n] of a stage by RPEG and key, each computed once for the whole batch."""
-    known: dict[str, Float] = {}
-
-    def once(name: str, price: Callable[[stages.Setup, PlanBatch], Float]) -> Float:
-        if name not in known:
-            known[name] = price(s, batch)
-        return known[name]
-
-    def column(rpeg: Rpeg, key: str) -> Float:
-        match key:
-            case Op.REWARD:
-                return once("reward", stages.reward)
-            case Op.UPDATE_ACTOR:
-                return once("update", stages.update)
-            case Op.SYNC_WEIGHTS:
-                return once("sync", stages.sync)
-            case Op.REFERENCE_LOGPROB | Op.OLD_LOGPROB:
-                if is_streamed(rpeg, key):
-                    return once("streamed", stages.streamed_pass)
-                return once("pass", stages.logprob_pass)
-        return 2.0 * once("pass", stages.logprob_pass)
-
-    return column
-
-
-def _structures(job: Job, batch: PlanBatch) -> tuple[tuple[Rpeg, ...], NDArray[np.intp]]:
-    """One RPEG per structure, and each plan's."""
-    code = np.zeros(len(batch), dtype=np.int64)
-    for name in _STRUCTURE:
-        code = 2 * code + getattr(batch, name)
-    _, first, structure = np.unique(code, return_index=True, return_inverse=True)
-    return tuple(lower(job, batch.plan(int(row))) for row in first), structure.reshape(-1)
+    return tuple(pool.name for pool in rpeg.pools), tuple((stage.ops, stage.pool) for stage in rpeg.stages), rpeg.data

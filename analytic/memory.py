@@ -1,83 +1,100 @@
-"""Peak bytes of a device: what stays for the whole run, and the larger of what generation and training add."""
+"""Peak bytes of a device: what stays for the whole step, and the largest of what stages add while they run."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.priors import priors
-from analytic.stages import Setup
-from ir.batch import PlanBatch
+from analytic.costs import Cost
+from analytic.setup import Setup
+from ir.batch import HOME, ROLES, PlanBatch
+from ir.graph import ROLE_OF, Op
 
 Float = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes per device, float64[n] each, of the pool named first."""
+    """Bytes per device, float64[n] each."""
 
-    rollout: Float
-    """Peak on the pool that generates."""
-    train: Float
-    """Peak on the pool that trains; the same pool, and number, where colocated."""
+    pools: dict[str, Float]
+    """Peak on the pool of each role; 0 where it is not placed."""
+    fill: Float
+    """Largest share of a device's memory that is taken, over the pools."""
     terms: dict[str, Float]
-    """What the peaks are made of."""
+    """What the peaks are made of, over all pools."""
 
     @property
     def peak(self) -> Float:
         """Largest over the pools."""
-        return np.maximum(self.rollout, self.train)
+        return np.maximum.reduce(list(self.pools.values()))
+
+    @staticmethod
+    def concatenate(parts: Sequence[Memory]) -> Memory:
+        """Of consecutive blocks of plans."""
+        names = dict.fromkeys(name for part in parts for name in part.terms)
+        blank = [np.zeros(len(part.fill)) for part in parts]
+        return Memory(
+            pools={role: np.concatenate([part.pools[role] for part in parts]) for role in ROLES},
+            fill=np.concatenate([part.fill for part in parts]),
+            terms={
+                name: np.concatenate([part.terms.get(name, zero) for part, zero in zip(parts, blank, strict=True)])
+                for name in names
+            },
+        )
 
 
-def memory(s: Setup, b: PlanBatch) -> Memory:
-    """Lifetimes: weights, optimizer and caches live for the run; activations for a micro-batch."""
-    shape, width = s.job.actor, s.roofline.bytes_per_value
-    weights = np.full(len(b), float(shape.parameters * width))
-    reference = weights * (s.job.algorithm.kl_coefficient > 0)
-    terms = {
-        "base": np.full(len(b), float(s.cluster.device.base_memory_bytes)),
-        # The weights a run starts from are kept beside the working ones.
-        "weights": 2.0 * weights,
-        "reference": reference,
-        # Gradients and two moments; the all-reduce flattens the gradients once more.
-        "optimizer": weights * (3.0 + (b.dp > 1)),
-        "kv_cache": b.concurrency * float(s.job.workload.max_tokens * shape.kv_bytes_per_token(width)),
-        "activations": np.maximum(_update_activations(s, b), _logprob_activations(s, b)),
-        # A published copy of the weights, flattened and in transit.
-        "sync": 2.0 * weights * (b.colocated == 0),
+def memory(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost]) -> Memory:
+    """Add up what the sections of each pool hold. Weights shared with another role are held once."""
+    n = len(b)
+    base = np.array([float(machine.device.base_memory_bytes) for machine in s.machines])
+    capacity = np.array([float(machine.device.memory_bytes) for machine in s.machines])
+    terms: dict[str, Float] = {}
+    resident = {role: np.zeros(n) for role in ROLES}
+    transient = {role: np.zeros(n) for role in ROLES}
+    for op, cost in costs.items():
+        held, extra = _held(s, b, op, cost)
+        for name, values in (*held.items(), *extra.items()):
+            key = f"{ROLE_OF[op] if op is not Op.GENERATE else 'rollout'} {name}".replace("rollout rollout", "rollout")
+            terms[key] = np.maximum(terms.get(key, np.zeros(n)), values)
+        leader = b[f"place.{HOME[op]}"]
+        together, adds = sum(held.values(), np.zeros(n)), sum(extra.values(), np.zeros(n))
+        for index, role in enumerate(ROLES):
+            here = (leader == index) & (b[f"devices.{HOME[op]}"] > 0)
+            resident[role] += np.where(here, together, 0.0)
+            transient[role] = np.maximum(transient[role], np.where(here, adds, 0.0))
+    pools = {
+        role: np.where(
+            (b[f"place.{role}"] == index) & (b[f"devices.{role}"] > 0),
+            base[b[f"group.{role}"]] + resident[role] + transient[role],
+            0.0,
+        )
+        for index, role in enumerate(ROLES)
     }
-    together = sum(terms.values(), np.zeros(len(b)))
-    rollout = terms["base"] + terms["weights"] + terms["kv_cache"] + terms["sync"]
-    train = together - terms["kv_cache"]
-    # The cache is not freed between phases, so a colocated device holds everything.
-    colocated = b.colocated == 1
-    return Memory(
-        rollout=np.where(colocated, together, rollout),
-        train=np.where(colocated, together, train),
-        terms=terms,
-    )
+    fill = np.maximum.reduce([pools[role] / capacity[b[f"group.{role}"]] for role in ROLES])
+    return Memory(pools=pools, fill=fill, terms={"base": base[b["group.actor"]], **terms})
 
 
-def _update_activations(s: Setup, b: PlanBatch) -> Float:
-    """Kept for the backward pass: a layer's tensors, or with recomputation one input per layer and one layer's."""
-    shape, p, width = s.job.actor, priors(), s.roofline.bytes_per_value
-    tokens = b.update_micro_batch.astype(float) * _longest(s)
-    heads = shape.attention_width + shape.kv_width
-    layer = p.saved_hidden * shape.hidden + p.saved_heads * heads + p.saved_ffn * shape.ffn
-    kept = np.where(b.recompute == 1, shape.layers * shape.hidden + layer, shape.layers * layer)
-    logits = 4.0 * shape.vocab * 4
-    return p.fragmentation * tokens * (kept * width + logits)
-
-
-def _logprob_activations(s: Setup, b: PlanBatch) -> Float:
-    shape, width = s.job.actor, s.roofline.bytes_per_value
-    tokens = b.logprob_micro_batch.astype(float) * _longest(s)
-    layer = 6.0 * shape.hidden + 3.0 * shape.ffn
-    return priors().fragmentation * tokens * (layer * width + 3.0 * shape.vocab * 4)
-
-
-def _longest(s: Setup) -> float:
-    """The longest sequence that may come: memory must hold it, however rare it is."""
-    return float(s.job.workload.max_tokens)
+def _held(s: Setup, b: PlanBatch, op: Op, cost: Cost) -> tuple[dict[str, Float], dict[str, Float]]:
+    """(resident, transient) bytes of a section, corrected by what depends on the plan's structure."""
+    held, extra = dict(cost.resident), dict(cost.transient)
+    if op is Op.REFERENCE_LOGPROB:
+        own = b["sharing.reference_adapter"] == 0
+        held["weights"], extra["weights"] = held["weights"] * own, extra["weights"] * own
+    group = b[f"group.{HOME[op]}"]
+    host = np.array([machine.is_host for machine in s.machines])[group]
+    if not host.any():
+        return held, extra
+    # On cores, engine and trainer of a pool use the same weights, and a worker keeps those that a run starts from; new
+    # weights for another pool are flattened and held in transit.
+    size, apart = 4.0 * s.job.actor.parameters, b["place.actor"] != 0
+    if op is Op.GENERATE:
+        weights = extra.pop("rollout weights")
+        extra["rollout weights"] = np.where(host, 0.0, weights)
+        held["weights"] = np.where(host & apart, 2.0 * size, 0.0)
+    if op in (Op.GENERATE, Op.UPDATE_ACTOR):
+        held["sync"] = np.where(host & apart, 2.0 * size, 0.0)
+    return held, extra

@@ -9,35 +9,56 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priors:
-    """See the data file for meaning and source of each."""
+class Elementwise:
+    """Values moved and kept per token and layer, as multiples of the widths of hidden state, heads and network."""
 
-    reward_s: float
     hidden_passes: float
     head_passes: float
     ffn_passes: float
     saved_hidden: float
     saved_heads: float
     saved_ffn: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priors:
+    """See the data file for meaning and source of each."""
+
+    reward_s: float
+    eager: Elementwise
+    fused: Elementwise
     backward_ratio: float
+    selective: float
     optimizer_values: float
+    expert_efficiency: float
+    expert_imbalance: float
+    overlap: float
+    fp8_speed: float
+    broadcast_bandwidth: float
+    disk_bandwidth: float
+    pause_s: float
     fragmentation: float
+    graphs_bytes: float
 
 
 @cache
 def priors() -> Priors:
     """The constants, read once."""
     data = tomllib.loads((Path(__file__).parent / "data" / "priors.toml").read_text(encoding="utf-8"))
-    tokens = data["tokens"]
     return Priors(
         reward_s=data["reward"]["seconds_per_sample"],
-        hidden_passes=tokens["hidden_passes"],
-        head_passes=tokens["head_passes"],
-        ffn_passes=tokens["ffn_passes"],
-        saved_hidden=tokens["saved_hidden"],
-        saved_heads=tokens["saved_heads"],
-        saved_ffn=tokens["saved_ffn"],
+        eager=Elementwise(**data["eager"]),
+        fused=Elementwise(**data["fused"]),
         backward_ratio=data["backward"]["flops_ratio"],
+        selective=data["backward"]["selective"],
         optimizer_values=data["optimizer"]["values_per_parameter"],
+        expert_efficiency=data["experts"]["efficiency"],
+        expert_imbalance=data["experts"]["imbalance"],
+        overlap=data["overlap"]["collective"],
+        fp8_speed=data["fp8"]["speed"],
+        broadcast_bandwidth=data["sync"]["broadcast_bandwidth"],
+        disk_bandwidth=data["sync"]["disk_bandwidth"],
+        pause_s=data["sync"]["pause"],
         fragmentation=data["memory"]["fragmentation"],
+        graphs_bytes=data["memory"]["graphs"],
     )

@@ -49,7 +49,7 @@ class Batch:
             ops=stage.ops,
             step=visit.step,
             micro_batch=stage.layout.micro_batch,
-            recompute=stage.layout.recompute,
+            recompute=stage.layout.recompute == "full",
             ranks=stage.layout.ranks,
             minibatch_sequences=sequences if updates else (),
             epochs=self._rpeg.job.workload.epochs,

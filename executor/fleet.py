@@ -177,8 +177,9 @@ class Fleet:
 
 
 def device_core(device: int) -> int:
-    """The core that a CPU device is: the device-th that this process may use."""
-    return sorted(os.sched_getaffinity(0))[device]
+    """The core that a CPU device is: the device-th that this process may use. More devices than cores share them."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[device % len(cores)]
 
 
 def devices_here() -> tuple[str, int]:

@@ -98,6 +98,7 @@ def _collectives(pool: Pool) -> tuple[CollectivePoint, ...]:
     worlds = sorted({1 << i for i in range(1, size.bit_length())} | {size})
     points = []
     for ranks in worlds:
+        ray.get([worker.call.remote("form", ranks) for worker in pool.workers])
         for op in ("all_reduce", "broadcast"):
             for bytes_ in SIZES:
                 calls = [w.call.remote("collective", op=op, size=bytes_, ranks=ranks) for w in pool.workers[:ranks]]

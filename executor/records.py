@@ -92,6 +92,8 @@ class Setting:
     trains: bool
     refers: bool
     """Whether this worker holds the reference."""
+    training_ranks: int
+    """Workers of this pool that train: its first ones."""
     memory_limit: int
     """Bytes this worker may occupy."""
     started: float
@@ -106,6 +108,7 @@ class Call:
     step: int
     micro_batch: int
     recompute: bool
+    """Whether the backward pass computes activations again."""
     ranks: int
     """Ranks that take part; the update sums gradients over them."""
     minibatch_sequences: tuple[int, ...] = ()

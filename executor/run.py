@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayTaskError
 
 from executor.batch import Batch
 from executor.controller import Controller
+from executor.failures import Failure, failures
 from executor.fleet import START_TIMEOUT_S, Fleet, Pool
 from executor.records import (
     Command,
@@ -20,7 +19,6 @@ from executor.records import (
     Generate,
     Generated,
     GenerateReply,
-    OutOfDeviceMemory,
     Setting,
     Visit,
     Visited,
@@ -53,13 +51,6 @@ OnStep = Callable[[StepReport], bool]
 """Called after every step; False ends the run there."""
 
 
-class _Failure(Exception):
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(kind, detail)
-        self.kind = kind
-        self.detail = detail
-
-
 def execute(
     fleet: Fleet,
     rpeg: Rpeg,
@@ -74,14 +65,14 @@ def execute(
     asked = time.monotonic()
     warm_up = warm_up_steps(rpeg.staleness)
     run = _Run(rpeg, run_id=run_id, options=options, on_step=on_step)
-    failure, setup, warm, peak = _Failure("", ""), 0.0, False, 0
+    failure, setup, warm, peak = Failure("", ""), 0.0, False, 0
     try:
         warm = run.acquire(fleet)
         run.begin(model_path, memory_limit)
         setup = time.monotonic() - asked
         run.loop()
         peak = run.peak_bytes()
-    except _Failure as caught:
+    except Failure as caught:
         failure = caught
         fleet.discard(run.pools)
     return RunResult(
@@ -128,7 +119,7 @@ class _Run:
 
     def acquire(self, fleet: Fleet) -> bool:
         """Get the pools; returns whether all of them were warm."""
-        with _failures(START_TIMEOUT_S):
+        with failures(START_TIMEOUT_S):
             pools, warm = fleet.acquire(self._rpeg.pools)
         self._pools = {pool.span.name: pool for pool in pools}
         return warm
@@ -136,7 +127,7 @@ class _Run:
     def begin(self, model_path: str, memory_limit: int) -> None:
         """Prepare every worker."""
         generate, update = self._rpeg.stage(Op.GENERATE), self._rpeg.stage(Op.UPDATE_ACTOR)
-        refers = self._rpeg.stage_of(Op.REFERENCE_LOGPROB) is not None
+        reference = self._rpeg.stage_of(Op.REFERENCE_LOGPROB)
         calls: list[Any] = []
         for name, pool in self._pools.items():
             for rank, worker in enumerate(pool.workers):
@@ -148,7 +139,8 @@ class _Run:
                     workload=self._rpeg.job.workload,
                     slots=generate.layout.micro_batch if name == generate.pool else 0,
                     trains=name == update.pool and rank < update.layout.ranks,
-                    refers=refers and name == update.pool,
+                    refers=reference is not None and name == reference.pool,
+                    training_ranks=update.layout.ranks if name == update.pool else 0,
                     memory_limit=memory_limit,
                     started=self._started,
                 )
@@ -180,7 +172,7 @@ class _Run:
         ready, _ = ray.wait(list(self._pending), timeout=self._options.hang_seconds)
         if not ready:
             stuck = ", ".join(sorted({_name(command) for command in self._pending.values()}))
-            raise _Failure("timeout", f"nothing finished for {self._options.hang_seconds:.0f} s in {stuck}")
+            raise Failure("timeout", f"nothing finished for {self._options.hang_seconds:.0f} s in {stuck}")
         events = [self._receive(reference) for reference in ready]
         return [event for event in events if event is not None]
 
@@ -198,7 +190,7 @@ class _Run:
         return Visited(visit=command)
 
     def _get(self, references: list[Any]) -> list[Any]:
-        with _failures(self._options.hang_seconds):
+        with failures(self._options.hang_seconds):
             return ray.get(references, timeout=self._options.hang_seconds)
 
     # Commands
@@ -280,28 +272,3 @@ class _Run:
 
 def _name(command: Command) -> str:
     return Op.GENERATE if isinstance(command, Generate) else "+".join(command.ops)
-
-
-@contextmanager
-def _failures(seconds: float) -> Iterator[None]:
-    """What Ray reports, as kinds of failure."""
-    try:
-        yield
-    except (OutOfMemoryError, OutOfDeviceMemory) as error:
-        raise _Failure("oom", _last_line(error)) from error
-    except GetTimeoutError as error:
-        raise _Failure("timeout", f"no answer for {seconds:.0f} s") from error
-    except RayActorError as error:
-        raise _Failure("worker-died", _last_line(error)) from error
-    except RayTaskError as error:
-        raise _Failure("oom" if _is_memory(error) else "crash", _last_line(error)) from error
-
-
-def _is_memory(error: RayTaskError) -> bool:
-    cause = error.cause
-    return isinstance(cause, (OutOfDeviceMemory, MemoryError)) or "can't allocate memory" in str(cause)
-
-
-def _last_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

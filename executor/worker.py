@@ -11,22 +11,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from executor import attention
 from executor.engine import Engine
-from executor.grpo import group_advantages
 from executor.memory import Memory
 from executor.microbench import DeviceFigures, measure_collective, measure_device
 from executor.policy import encode_prompt
 from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
-from executor.tasks import Prompt, prompts, verify
+from executor.rewards import advantages, reward
+from executor.tasks import Prompt, prompts
 from executor.trainer import Trainer, score
+from executor.weights import assign, flatten
 from ir.errors import InputError
 from ir.graph import Op
 from ir.job import Lengths, Workload
@@ -51,7 +52,6 @@ class DeviceWorker:
         self._memory = Memory(self._device)
         self._model_path = ""
         self._initial: Weights = np.empty(0, dtype=np.float32)
-        self._rank = 0
         self._groups: dict[int, dist.ProcessGroup | None] = {}
 
     def ready(self) -> tuple[int, int]:
@@ -60,15 +60,16 @@ class DeviceWorker:
 
     def join(self, *, rank: int, size: int, address: str) -> None:
         """Form the pool's torch.distributed mesh; `address` is host:port of rank 0's store."""
-        self._rank = rank
         if size == 1:
             return
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size)
-        # Every possible number of training ranks, so that plans can change it without a new mesh.
-        for ranks in (1 << i for i in range(1, size.bit_length())):
-            self._groups[ranks] = dist.new_group(list(range(ranks)))
         self._groups[size] = dist.group.WORLD
+
+    def form(self, ranks: int) -> None:
+        """Have a group of the pool's first `ranks` workers; all workers of the pool must be called."""
+        if ranks > 1 and ranks not in self._groups:
+            self._groups[ranks] = dist.new_group(list(range(ranks)))
 
     def measure(self) -> DeviceFigures:
         """Figures of this device."""
@@ -80,13 +81,15 @@ class DeviceWorker:
 
     def begin(self, setting: Setting) -> None:
         """Get ready for a run: initial weights, fresh optimizer, empty cache."""
+        # First of all: what fails on one worker must not leave the others waiting for it.
+        self.form(setting.training_ranks)
         self._setting = setting
         self._load(setting.model_path)
         self._trainer = None
         self._engine = None
         self._reference = None
         self._memory.reset(setting.memory_limit)
-        self._assign(self._actor, self._initial)
+        assign(self._actor, self._initial)
         workload = setting.workload
         if setting.trains:
             self._trainer = Trainer(self._actor, setting.algorithm, temperature=workload.temperature)
@@ -123,14 +126,14 @@ class DeviceWorker:
         self._tokenizer = AutoTokenizer.from_pretrained(path)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention.NAME)
         self._actor: PreTrainedModel = model.to(self._device).eval()
-        self._initial = self._flatten(self._actor)
+        self._initial = flatten(self._actor)
         self._model_path = path
 
     def sample_lengths(self, workload: Workload, model_path: str) -> Lengths:
         """Quantiles of prompt and response lengths over a few hundred samples of the model, one a prompt: samples of
         one prompt are alike and would say less."""
         self._load(model_path)
-        self._assign(self._actor, self._initial)
+        assign(self._actor, self._initial)
         engine = self._new_engine(workload, slots=min(LENGTH_SAMPLES, 64))
         asked = prompts(workload, first=0, count=LENGTH_SAMPLES)
         requests = [Request(group=p.index, member=0, prompt=self._encode(p, workload.max_prompt_tokens)) for p in asked]
@@ -159,7 +162,7 @@ class DeviceWorker:
         spans: list[Span] = []
         if weights is not None:
             with self._span(step, Op.SYNC_WEIGHTS, spans):
-                self._assign(self._actor, weights)
+                assign(self._actor, weights)
         self._engine.version = version
         finished: list[Sample] = []
         with self._span(step, Op.GENERATE, spans) as count:
@@ -216,7 +219,7 @@ class DeviceWorker:
         if call.ops == (Op.REWARD,):
             return [Finding(key=row.sample.key, reward=self._reward(row.sample)) for row in rows]
         if call.ops == (Op.ADVANTAGE,):
-            return _advantages(rows)
+            return advantages(rows)
         models = [self._model_of(op) for op in call.ops]
         samples = [row.sample for row in rows]
         workload = self._setting.workload
@@ -238,13 +241,13 @@ class DeviceWorker:
         return self._reference
 
     def _reward(self, sample: Sample) -> float:
-        (prompt,) = prompts(self._setting.workload, first=sample.group, count=1)
-        score = verify(prompt, self._tokenizer.decode(sample.response, skip_special_tokens=True))
-        return float(score >= 1.0) if self._setting.workload.full_marks else score
+        return reward(
+            self._setting.workload, sample.group, self._tokenizer.decode(sample.response, skip_special_tokens=True)
+        )
 
     def _update(self, call: Call, minibatches: Sequence[Sequence[Row]]) -> dict[str, float]:
         assert self._trainer is not None
-        reduce = self._reduce(call.ranks) if call.ranks > 1 else None
+        reduce = partial(dist.all_reduce, group=self._groups[call.ranks]) if call.ranks > 1 else None
         metrics: dict[str, float] = {}
         for _ in range(call.epochs):
             for rows, sequences in zip(minibatches, call.minibatch_sequences, strict=True):
@@ -254,43 +257,23 @@ class DeviceWorker:
                 self._memory.check()
         return metrics
 
-    def _reduce(self, ranks: int) -> Callable[[Tensor], None]:
-        group = self._groups[ranks]
-
-        def reduce(tensor: Tensor) -> None:
-            dist.all_reduce(tensor, group=group)
-
-        return reduce
-
     # Weights
 
     def publish(self, step: int) -> tuple[Weights, tuple[Span, ...]]:
         """The actor's weights in one block, for other pools."""
         spans: list[Span] = []
         with self._span(step, Op.SYNC_WEIGHTS, spans):
-            weights = self._flatten(self._actor)
+            weights = flatten(self._actor)
         return weights, tuple(spans)
 
     def broadcast(self, step: int) -> tuple[Span, ...]:
         """Bring the weights of rank 0 to the ranks of this pool that did not train."""
         spans: list[Span] = []
         with self._span(step, Op.SYNC_WEIGHTS, spans):
-            flat = torch.from_numpy(self._flatten(self._actor)).to(self._device)
+            flat = torch.from_numpy(flatten(self._actor)).to(self._device)
             dist.broadcast(flat, src=0)
-            self._assign(self._actor, flat.cpu().numpy())
+            assign(self._actor, flat.cpu().numpy())
         return tuple(spans)
-
-    def _flatten(self, model: PreTrainedModel) -> Weights:
-        return np.concatenate([p.detach().reshape(-1).float().cpu().numpy() for p in model.parameters()])
-
-    @torch.no_grad()
-    def _assign(self, model: PreTrainedModel, weights: Weights) -> None:
-        offset = 0
-        for parameter in model.parameters():
-            block = weights[offset : offset + parameter.numel()]
-            parameter.copy_(torch.from_numpy(block.copy()).view_as(parameter))
-            offset += parameter.numel()
-        assert offset == len(weights), "weights of another model"
 
     @contextmanager
     def _span(self, step: int, stage: str, spans: list[Span]) -> Iterator[Callable[[int, int], None]]:
@@ -314,19 +297,3 @@ class DeviceWorker:
                 tokens=size[1],
             )
         )
-
-
-def _advantages(rows: Sequence[Row]) -> list[Finding]:
-    groups: dict[int, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.sample.group, []).append(row)
-    return [
-        Finding(key=row.sample.key, advantage=float(advantage))
-        for members in groups.values()
-        for row, advantage in zip(members, group_advantages([_reward_of(r) for r in members]), strict=True)
-    ]
-
-
-def _reward_of(row: Row) -> float:
-    assert row.reward is not None
-    return row.reward

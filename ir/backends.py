@@ -45,6 +45,10 @@ class Backend:
     def __post_init__(self) -> None:
         object.__setattr__(self, "by_column", _expand(self.values))
 
+    def runs(self, algorithm: str) -> bool:
+        """Whether it runs an algorithm, given by its name."""
+        return not self.algorithms or algorithm in self.algorithms
+
 
 def _expand(values: Values) -> dict[str, tuple[int, ...]]:
     expanded: dict[str, tuple[int, ...]] = {}

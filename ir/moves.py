@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ir.graph import Data, DataEdge, Layout, Op, PoolSpan, Rpeg, State
+from ir.graph import Data, Layout, Op, PoolSpan, Rpeg, State
 from ir.job import Role
 
 # Place and shard
@@ -102,19 +102,27 @@ def merge_logprobs(rpeg: Rpeg) -> Rpeg:
     return replace(rpeg, stages=stages)
 
 
-_STREAMED = (Op.REWARD, Op.SELECT, Op.REFERENCE_LOGPROB, Op.TEACHER_LOGPROB, Op.VALUES)
+_STREAMED = {Op.REWARD, Op.SELECT, Op.REFERENCE_LOGPROB, Op.TEACHER_LOGPROB, Op.VALUES}
 
 
 def stream(rpeg: Rpeg) -> Rpeg:
     """Hand each finished group to reward, reference, teacher and critic while the rest is still being generated.
     Hides these stages under generation where they have devices of their own; smaller micro-batches cost some
     efficiency."""
-    data = tuple(replace(edge, streamed=_can_stream(edge)) for edge in rpeg.data)
+    data = tuple(replace(edge, streamed=_can_stream(rpeg, edge.target)) for edge in rpeg.data)
     return replace(rpeg, data=data)
 
 
-def _can_stream(edge: DataEdge) -> bool:
-    return edge.target in _STREAMED and edge.source in (Op.GENERATE, Op.GREEDY, Op.REWARD)
+def _can_stream(rpeg: Rpeg, op: Op) -> bool:
+    """Whether an operation can work group by group: its devices do not generate, nothing in its visit needs the whole
+    batch, and all that it reads comes group by group."""
+    stage, rollout = rpeg.stage(op), rpeg.stage(Op.GENERATE)
+    sources = [edge.source for edge in rpeg.data if edge.target is op]
+    return (
+        stage.pool != rollout.pool
+        and _STREAMED.issuperset(stage.ops)
+        and all(source in rollout.ops or _can_stream(rpeg, source) for source in sources)
+    )
 
 
 def interleave_updates(rpeg: Rpeg) -> Rpeg:

@@ -66,6 +66,7 @@ _TOKEN_READERS = (
 _EDGES: tuple[tuple[Op, Op, Data], ...] = (
     *((Op.GENERATE, target, Data.TOKENS) for target in _TOKEN_READERS),
     (Op.GREEDY, Op.REWARD, Data.GREEDY_TOKENS),
+    (Op.GENERATE, Op.SELECT, Data.ROLLOUT_LOGPROB),
     (Op.REWARD, Op.SELECT, Data.REWARD),
     (Op.REWARD, Op.ADVANTAGE, Data.REWARD),
     (Op.TEACHER_LOGPROB, Op.ADVANTAGE, Data.TEACHER_LOGPROB),
@@ -86,6 +87,7 @@ def _recipe(job: Job, *extra: Op) -> Rpeg:
     ops = {*rollout, *extra, Op.ADVANTAGE, Op.UPDATE_ACTOR, Op.SYNC_WEIGHTS}
     ops |= {Op.REFERENCE_LOGPROB} if Role.REFERENCE in job.models else set()
     edges = [edge for edge in (*_EDGES, *_penalty_edges(job)) if edge[0] in ops and edge[1] in ops]
+    edges = [_selected(edge) for edge in edges] if Op.SELECT in ops else edges
     later = [op for op in Op if op in ops and op not in rollout]
     return Rpeg(
         job=job,
@@ -93,6 +95,13 @@ def _recipe(job: Job, *extra: Op) -> Rpeg:
         data=tuple(DataEdge(source=s, target=t, data=d) for s, t, d in edges),
         state=_state(ops),
     )
+
+
+def _selected(edge: tuple[Op, Op, Data]) -> tuple[Op, Op, Data]:
+    """The edge where a selection lies between sampling and training: later operations see what it kept."""
+    source, target, data = edge
+    passed = source in (Op.GENERATE, Op.REWARD) and target not in (Op.REWARD, Op.SELECT)
+    return (Op.SELECT if passed else source), target, data
 
 
 def _penalty_edges(job: Job) -> list[tuple[Op, Op, Data]]:

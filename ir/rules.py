@@ -113,7 +113,7 @@ def check(plan: Plan, setting: Setting, *, where: str = "plan") -> None:
 
 def _got(plan: Plan, path: str) -> object:
     if path == "pools":
-        return [f"{pool.name} {pool.devices}" for pool in plan.pools]
+        return [f"{pool.name} {pool.devices}" + f" of group {pool.group}" * (pool.group > 0) for pool in plan.pools]
     value: object = plan
     for part in path.split("."):
         value = getattr(value, part)

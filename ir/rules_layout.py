@@ -18,14 +18,12 @@ _FILLING = (*_ENGINES, *_PASSES)
 """Sections whose replicas fill the pool."""
 _TRAINERS = (*_PASSES, *_UPDATES)
 _ALL = tuple(SECTIONS)
-
 Array = NDArray[Any]
 
 
 def _replica(x: Columns, s: Section) -> Array:
     """Devices of one replica."""
-    size = x["tp"].astype(np.int64) * x["pp"]
-    return size if s.op in _ENGINES else size * x["cp"]
+    return np.asarray(x["tp"].astype(np.int64) * x["pp"] * (1 if s.op in _ENGINES else x["cp"]))
 
 
 def _replicas(x: Columns, s: Section) -> Array:
@@ -35,10 +33,8 @@ def _replicas(x: Columns, s: Section) -> Array:
 
 def _heads_divide(x: Columns, s: Section) -> Mask:
     shape, tp = s.shape, x["tp"]
-    whole = shape.heads % tp == 0
-    if shape.mla is not None:
-        return np.asarray(whole)
-    return np.asarray(whole & ((shape.kv_heads % tp == 0) | (tp % shape.kv_heads == 0)))
+    keys = shape.mla is not None or (shape.kv_heads % tp == 0) | (tp % shape.kv_heads == 0)
+    return np.asarray((shape.heads % tp == 0) & keys)
 
 
 def _inside_a_domain(x: Columns, s: Section) -> Mask | bool:
@@ -54,8 +50,7 @@ def _layers_fill(x: Columns, s: Section) -> Mask:
 
 
 def _experts_divide(x: Columns, s: Section) -> Mask:
-    moe = s.shape.moe
-    return np.asarray((x["ep"] == 1) | (moe is not None and moe.experts % x["ep"] == 0))
+    return np.asarray((x["ep"] == 1) | (s.shape.moe is not None and s.shape.moe.experts % x["ep"] == 0))
 
 
 def _experts_inside(x: Columns, s: Section) -> Mask:
@@ -70,15 +65,20 @@ def _engine_experts(x: Columns, s: Section) -> Mask | bool:
     return backend is None or not backend.engine_experts or np.asarray((x["ep"] == 1) | (x["ep"] == x["tp"]))
 
 
+def _a_sequence_fits(x: Columns, s: Section) -> Mask:
+    budget = x["micro_tokens"].astype(np.int64) * x["cp"]
+    return np.asarray((budget == 0) | (budget >= s.setting.job.workload.max_tokens))
+
+
 def _micro_batches(x: Columns, s: Section) -> Array:
     """Micro-batches of a replica, where they are counted in sequences."""
-    return -(-s.sequences // (_replicas(x, s).astype(np.int64) * np.maximum(x["micro_batch"], 1)))
+    return np.asarray(-(-s.sequences // (_replicas(x, s).astype(np.int64) * np.maximum(x["micro_batch"], 1))))
 
 
 def _in_flight(x: Columns, s: Section) -> Array:
     """Most sequences an engine can hold: those of the step being generated and of the k steps ahead of it."""
     started = int(np.ceil(s.setting.job.generated_sequences))
-    return -(-started * (1 + x["staleness"].astype(np.int64)) // _replicas(x, s))
+    return np.asarray(-(-started * (1 + x["staleness"].astype(np.int64)) // _replicas(x, s)))
 
 
 LAYOUT_RULES: tuple[LayoutRule, ...] = (
@@ -204,19 +204,11 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="zero-needs-replicas",
-        ops=_UPDATES,
+        ops=_TRAINERS,
         path="zero",
-        reads=("zero", "dp", "cp"),
-        holds=lambda x, s: (x["zero"] == 0) | (x["dp"] * x["cp"] > 1),
-        message="must be 0 without replicas to divide over: dp x cp above 1",
-    ),
-    LayoutRule(
-        name="sharded-weights-need-replicas",
-        ops=_PASSES,
-        path="zero",
-        reads=("zero", "devices", "tp", "pp", "cp"),
+        reads=("zero", "devices", "tp", "pp", "cp", "dp"),
         holds=lambda x, s: (x["zero"] == 0) | (_replicas(x, s) * x["cp"] > 1),
-        message="must be 0 without replicas to divide over",
+        message="must be 0 without replicas to divide over: replicas x cp above 1",
     ),
     LayoutRule(
         name="zero-excludes-a-pipeline",
@@ -247,10 +239,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
         ops=_TRAINERS,
         path="micro_tokens",
         reads=("micro_tokens", "cp"),
-        holds=lambda x, s: (
-            (x["micro_tokens"] == 0)
-            | (x["micro_tokens"].astype(np.int64) * x["cp"] >= s.setting.job.workload.max_tokens)
-        ),
+        holds=_a_sequence_fits,
         message="times cp must hold the longest sequence",
     ),
     LayoutRule(
@@ -294,6 +283,14 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
         reads=("offload", "group"),
         holds=lambda x, s: (x["offload"] == 0) | s.of_group(x["group"], "host"),
         message="must be none where devices have no host memory apart from their own",
+    ),
+    LayoutRule(
+        name="trained-weights-wait-as-the-update-says",
+        ops=(Op.OLD_LOGPROB, Op.VALUES),
+        path="offload",
+        reads=("offload",),
+        holds=lambda x, s: x["offload"] == 0,
+        message="must be none: offload of the model's update says where its weights wait",
     ),
 )
 

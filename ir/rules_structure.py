@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,54 +16,89 @@ from ir.setting import Columns, Mask, Rule, Setting
 PLACES = tuple(f"place.{role}" for role in ROLES)
 SIZES = tuple(f"devices.{role}" for role in ROLES)
 GROUPS = tuple(f"group.{role}" for role in ROLES)
-
 _OLD = ("fusions.rollout_logprob", "fusions.fold_old_logprob", "fusions.merge_logprobs")
 
 
-def _off_or(flag: str, b: Columns, holds: Mask | bool) -> Mask:
-    return np.asarray((b[flag] == 0) | holds)
+def _if_set(
+    flag: str, name: str, holds: Callable[[Columns, Setting], Mask | bool], message: str, *, reads: tuple[str, ...] = ()
+) -> Rule:
+    """A rule on the plans that set a fusion or a sharing."""
+    return Rule(
+        name=name,
+        path=flag,
+        reads=(flag, *reads),
+        holds=lambda b, s: np.asarray((b[flag] == 0) | holds(b, s)),
+        message=message,
+    )
 
 
 def _colocated(b: Columns) -> Mask:
     return np.asarray(b["place.actor"] == ROLES.index("rollout"))
 
 
-def _off_or_together(flag: str, b: Columns, s: Setting, one: Role, other: Role) -> Mask | bool:
-    """Whether two models share a pool where the flag asks for it; without one of them another rule speaks."""
-    if not {one, other} <= set(s.job.models):
-        return True
-    return _off_or(flag, b, np.asarray(b[f"place.{one}"] == b[f"place.{other}"]))
+def _together(one: Role, other: Role) -> Callable[[Columns, Setting], Mask | bool]:
+    """Whether two models share a pool; where the job lacks one of them another rule speaks."""
+    return lambda b, s: not {one, other} <= set(s.job.models) or np.asarray(b[f"place.{one}"] == b[f"place.{other}"])
 
 
 def _old_feeds_only_the_update(s: Setting) -> bool:
     """Whether old log-probs can wait for the update: no advantage is made of them."""
-    algorithm = s.job.algorithm
-    return not algorithm.uses_teacher and not (algorithm.kl_in_reward and Role.REFERENCE in s.job.models)
+    return not s.job.algorithm.uses_teacher and not (s.job.algorithm.kl_in_reward and Role.REFERENCE in s.job.models)
 
 
-def _used(b: Columns, s: Setting, group: int) -> NDArray[Any]:
+def _has_like_reference(s: Setting) -> bool:
+    reference = s.job.models.get(Role.REFERENCE)
+    return reference is not None and replace(reference, lora_rank=s.job.actor.lora_rank) == s.job.actor
+
+
+def _verified(s: Setting) -> bool:
+    return Op.REWARD in s.ops and Role.REWARD not in s.job.models
+
+
+def _streams_somewhere(b: Columns, s: Setting) -> Mask | bool:
+    """Whether a stage on devices that do not generate can take finished groups, as `moves.stream` finds them. What
+    comes after a selection streams only if the selection's rewards do."""
+    if _verified(s) and Op.SELECT in s.ops:
+        return True
+    apart = {role: b[f"place.{role}"] != ROLES.index("rollout") for role in ROLES if role in s.roles}
+    found = b["fusions.reward_with_generation"] == 0 if _verified(s) else apart.get("reward", np.zeros(1, dtype=bool))
+    if Op.SELECT not in s.ops:
+        for role in ("reference", "teacher"):
+            found = found | apart.get(role, False)
+        found = found | (apart.get("critic", False) & (b["sharing.critic_trunk"] == 0))
+    return np.asarray(found)
+
+
+def _used(b: Columns, s: Setting, group: int) -> NDArray[np.int64]:
     """Devices of a group that the pools take together."""
-    used = np.zeros(1, dtype=np.int64)
-    for index, role in enumerate(ROLES):
-        if role in s.roles:
-            leads = (b[f"place.{role}"] == index) & (b[f"group.{role}"] == group)
-            used = used + np.where(leads, b[f"devices.{role}"], 0)
-    return used
+    used = [
+        np.where((b[f"place.{role}"] == ROLES.index(role)) & (b[f"group.{role}"] == group), b[f"devices.{role}"], 0)
+        for role in s.roles
+    ]
+    return np.asarray(sum(used), dtype=np.int64)
+
+
+def _grouped(b: Columns, s: Setting) -> Mask:
+    return np.logical_and.reduce([b[f"group.{role}"] < len(s.groups) for role in s.roles])
 
 
 def _fits(b: Columns, s: Setting) -> Mask:
-    holds = np.ones(1, dtype=bool)
-    for group, devices in enumerate(s.groups):
-        holds = holds & (_used(b, s, group) <= devices.count)
-    return holds
+    return np.logical_and.reduce([_used(b, s, i) <= group.count for i, group in enumerate(s.groups)])
 
 
 def _allowed(b: Columns, s: Setting) -> Mask:
-    total = sum((_used(b, s, group) for group in range(len(s.groups))), np.zeros(1, dtype=np.int64))
+    total = np.asarray(sum(_used(b, s, group) for group in range(len(s.groups))), dtype=np.int64)
     return np.asarray(s.job.limits.allows(total, max(s.num_devices, int(total.max(initial=0)))))
 
 
 STRUCTURE_RULES: tuple[Rule, ...] = (
+    Rule(
+        name="pools-lie-in-a-group",
+        path="pools",
+        reads=GROUPS,
+        holds=_grouped,
+        message="every pool's group must be one of the cluster's, counted from 0",
+    ),
     Rule(
         name="pools-fit-the-devices",
         path="pools",
@@ -112,147 +148,136 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
         holds=lambda b, s: b[_OLD[0]] + b[_OLD[1]] + b[_OLD[2]] <= 1,
         message="at most one of rollout_logprob, fold_old_logprob and merge_logprobs may provide the old log-probs",
     ),
-    Rule(
-        name="fold-needs-a-single-update",
-        path="fusions.fold_old_logprob",
-        reads=("fusions.fold_old_logprob",),
-        holds=lambda b, s: _off_or("fusions.fold_old_logprob", b, s.job.updates_per_step == 1),
-        message="needs one optimizer step per RL step: minibatches = 1 and epochs = 1",
+    _if_set(
+        "fusions.fold_old_logprob",
+        "fold-needs-a-single-update",
+        lambda b, s: s.job.updates_per_step == 1,
+        "needs one optimizer step per RL step: minibatches = 1 and epochs = 1",
     ),
-    Rule(
-        name="fold-needs-old-logprobs-in-the-update-only",
-        path="fusions.fold_old_logprob",
-        reads=("fusions.fold_old_logprob",),
-        holds=lambda b, s: _off_or("fusions.fold_old_logprob", b, _old_feeds_only_the_update(s)),
-        message="needs an algorithm whose advantages are made without the old log-probs",
+    _if_set(
+        "fusions.fold_old_logprob",
+        "fold-needs-old-logprobs-in-the-update-only",
+        lambda b, s: _old_feeds_only_the_update(s),
+        "needs an algorithm whose advantages are made without the old log-probs",
     ),
-    Rule(
-        name="merge-needs-a-reference",
-        path="fusions.merge_logprobs",
+    _if_set(
+        "fusions.merge_logprobs",
+        "merge-needs-a-reference",
+        lambda b, s: _has_like_reference(s),
+        "needs a reference pass, of a model of the actor's shape: algorithm.kl_coefficient above 0",
+    ),
+    _if_set(
+        "fusions.merge_logprobs",
+        "merge-needs-one-pool",
+        _together(Role.REFERENCE, Role.ACTOR),
+        "needs the reference on the pool that trains the actor",
+        reads=("place.reference", "place.actor"),
+    ),
+    _if_set(
+        "fusions.stream",
+        "stream-needs-own-pool",
+        lambda b, s: ~_colocated(b),
+        "needs generation on a pool of its own: its consumers run while it generates",
+        reads=("place.actor",),
+    ),
+    _if_set(
+        "fusions.stream",
+        "stream-needs-a-consumer",
+        lambda b, s: _colocated(b) | _streams_somewhere(b, s),
+        "needs a reward, reference, teacher or critic on devices that do not generate, to take the finished groups",
+        reads=(*PLACES, "fusions.reward_with_generation", "sharing.critic_trunk"),
+    ),
+    _if_set(
+        "fusions.stream",
+        "stream-excludes-merge",
+        lambda b, s: b["fusions.merge_logprobs"] == 0,
+        "excludes merge_logprobs: a streamed reference pass runs before the batch is whole",
         reads=("fusions.merge_logprobs",),
-        holds=lambda b, s: _off_or("fusions.merge_logprobs", b, Role.REFERENCE in s.job.models),
-        message="needs a reference pass: algorithm.kl_coefficient above 0",
     ),
-    Rule(
-        name="merge-needs-one-pool",
-        path="fusions.merge_logprobs",
-        reads=("fusions.merge_logprobs", "place.reference", "place.actor"),
-        holds=lambda b, s: _off_or_together("fusions.merge_logprobs", b, s, Role.REFERENCE, Role.ACTOR),
-        message="needs the reference on the pool that trains the actor",
+    _if_set(
+        "fusions.interleave_updates",
+        "interleave-needs-a-critic",
+        lambda b, s: Role.CRITIC in s.job.models,
+        "needs an algorithm with a critic",
     ),
-    Rule(
-        name="stream-needs-own-pool",
-        path="fusions.stream",
-        reads=("fusions.stream", "place.actor"),
-        holds=lambda b, s: _off_or("fusions.stream", b, ~_colocated(b)),
-        message="needs generation on a pool of its own: its consumers run while it generates",
+    _if_set(
+        "fusions.interleave_updates",
+        "interleave-needs-one-pool",
+        _together(Role.CRITIC, Role.ACTOR),
+        "needs actor and critic on one pool; on two they are updated at the same time anyway",
+        reads=("place.critic", "place.actor"),
     ),
-    Rule(
-        name="stream-excludes-merge",
-        path="fusions.stream",
-        reads=("fusions.stream", "fusions.merge_logprobs"),
-        holds=lambda b, s: _off_or("fusions.stream", b, b["fusions.merge_logprobs"] == 0),
-        message="excludes merge_logprobs: a streamed reference pass runs before the batch is whole",
+    _if_set(
+        "fusions.reward_with_generation",
+        "early-reward-needs-a-verifier",
+        lambda b, s: _verified(s),
+        "needs a verifier, which runs on the processors beside the engines",
     ),
-    Rule(
-        name="interleave-needs-a-critic",
-        path="fusions.interleave_updates",
+    _if_set(
+        "sharing.reference_adapter",
+        "adapter-reference-needs-lora",
+        lambda b, s: s.job.actor.lora_rank > 0 and Role.REFERENCE in s.job.models,
+        "needs a reference and an actor that trains low-rank adapters: models.actor.lora_rank",
+    ),
+    _if_set(
+        "sharing.reference_adapter",
+        "adapter-reference-runs-with-the-actor",
+        _together(Role.REFERENCE, Role.ACTOR),
+        "needs the reference on the pool that trains the actor, whose weights it uses",
+        reads=("place.reference", "place.actor"),
+    ),
+    _if_set(
+        "sharing.critic_trunk",
+        "shared-trunk-needs-equal-shapes",
+        lambda b, s: s.job.models.get(Role.CRITIC) == s.job.actor,
+        "needs a critic of the actor's shape",
+    ),
+    _if_set(
+        "sharing.critic_trunk",
+        "shared-trunk-runs-with-the-actor",
+        _together(Role.CRITIC, Role.ACTOR),
+        "needs the critic on the pool that trains the actor",
+        reads=("place.critic", "place.actor"),
+    ),
+    _if_set(
+        "sharing.critic_trunk",
+        "shared-trunk-needs-a-pass",
+        lambda b, s: b[_OLD[0]] + b[_OLD[1]] == 0,
+        "needs a pass for the old log-probs, which gives the values too",
+        reads=_OLD[:2],
+    ),
+    _if_set(
+        "sharing.critic_trunk",
+        "shared-trunk-is-one-update",
+        lambda b, s: b["fusions.interleave_updates"] == 0,
+        "excludes interleave_updates: there is a single update",
         reads=("fusions.interleave_updates",),
-        holds=lambda b, s: _off_or("fusions.interleave_updates", b, Role.CRITIC in s.job.models),
-        message="needs an algorithm with a critic",
     ),
-    Rule(
-        name="interleave-needs-one-pool",
-        path="fusions.interleave_updates",
-        reads=("fusions.interleave_updates", "place.critic", "place.actor"),
-        holds=lambda b, s: _off_or_together("fusions.interleave_updates", b, s, Role.CRITIC, Role.ACTOR),
-        message="needs actor and critic on one pool; on two they are updated at the same time anyway",
+    _if_set(
+        "sharing.reward_trunk",
+        "reward-trunk-needs-equal-shapes",
+        lambda b, s: Role.REWARD in s.job.models and s.job.models[Role.REWARD] == s.job.models.get(Role.CRITIC),
+        "needs a reward model of the critic's shape",
     ),
-    Rule(
-        name="early-reward-needs-a-verifier",
-        path="fusions.reward_with_generation",
-        reads=("fusions.reward_with_generation",),
-        holds=lambda b, s: _off_or(
-            "fusions.reward_with_generation", b, Op.REWARD in s.ops and Role.REWARD not in s.job.models
-        ),
-        message="needs a verifier, which runs on the processors beside the engines",
+    _if_set(
+        "sharing.reward_trunk",
+        "reward-trunk-runs-with-the-critic",
+        _together(Role.REWARD, Role.CRITIC),
+        "needs the reward model on the critic's pool",
+        reads=("place.reward", "place.critic"),
     ),
-    Rule(
-        name="adapter-reference-needs-lora",
-        path="sharing.reference_adapter",
-        reads=("sharing.reference_adapter",),
-        holds=lambda b, s: _off_or(
-            "sharing.reference_adapter", b, s.job.actor.lora_rank > 0 and Role.REFERENCE in s.job.models
-        ),
-        message="needs a reference and an actor that trains low-rank adapters: models.actor.lora_rank",
-    ),
-    Rule(
-        name="adapter-reference-runs-with-the-actor",
-        path="sharing.reference_adapter",
-        reads=("sharing.reference_adapter", "place.reference", "place.actor"),
-        holds=lambda b, s: _off_or_together("sharing.reference_adapter", b, s, Role.REFERENCE, Role.ACTOR),
-        message="needs the reference on the pool that trains the actor, whose weights it uses",
-    ),
-    Rule(
-        name="shared-trunk-needs-equal-shapes",
-        path="sharing.critic_trunk",
+    _if_set(
+        "sharing.reward_trunk",
+        "one-shared-trunk",
+        lambda b, s: b["sharing.critic_trunk"] == 0,
+        "excludes critic_trunk: three models on one trunk are not supported",
         reads=("sharing.critic_trunk",),
-        holds=lambda b, s: _off_or("sharing.critic_trunk", b, s.job.models.get(Role.CRITIC) == s.job.actor),
-        message="needs a critic of the actor's shape",
-    ),
-    Rule(
-        name="shared-trunk-runs-with-the-actor",
-        path="sharing.critic_trunk",
-        reads=("sharing.critic_trunk", "place.critic", "place.actor"),
-        holds=lambda b, s: _off_or_together("sharing.critic_trunk", b, s, Role.CRITIC, Role.ACTOR),
-        message="needs the critic on the pool that trains the actor",
-    ),
-    Rule(
-        name="shared-trunk-needs-a-pass",
-        path="sharing.critic_trunk",
-        reads=("sharing.critic_trunk", *_OLD[:2]),
-        holds=lambda b, s: _off_or("sharing.critic_trunk", b, b[_OLD[0]] + b[_OLD[1]] == 0),
-        message="needs a pass for the old log-probs, which gives the values too",
-    ),
-    Rule(
-        name="shared-trunk-is-one-update",
-        path="sharing.critic_trunk",
-        reads=("sharing.critic_trunk", "fusions.interleave_updates"),
-        holds=lambda b, s: _off_or("sharing.critic_trunk", b, b["fusions.interleave_updates"] == 0),
-        message="excludes interleave_updates: there is a single update",
-    ),
-    Rule(
-        name="reward-trunk-needs-equal-shapes",
-        path="sharing.reward_trunk",
-        reads=("sharing.reward_trunk",),
-        holds=lambda b, s: _off_or(
-            "sharing.reward_trunk",
-            b,
-            Role.REWARD in s.job.models and s.job.models[Role.REWARD] == s.job.models.get(Role.CRITIC),
-        ),
-        message="needs a reward model of the critic's shape",
-    ),
-    Rule(
-        name="reward-trunk-runs-with-the-critic",
-        path="sharing.reward_trunk",
-        reads=("sharing.reward_trunk", "place.reward", "place.critic"),
-        holds=lambda b, s: _off_or_together("sharing.reward_trunk", b, s, Role.REWARD, Role.CRITIC),
-        message="needs the reward model on the critic's pool",
-    ),
-    Rule(
-        name="one-shared-trunk",
-        path="sharing.reward_trunk",
-        reads=("sharing.reward_trunk", "sharing.critic_trunk"),
-        holds=lambda b, s: _off_or("sharing.reward_trunk", b, b["sharing.critic_trunk"] == 0),
-        message="excludes critic_trunk: three models on one trunk are not supported",
     ),
     Rule(
         name="backend-runs-the-algorithm",
         path="generate.pool",
         reads=(),
-        holds=lambda b, s: (
-            s.backend is None or not s.backend.algorithms or s.job.algorithm.name in s.backend.algorithms
-        ),
+        holds=lambda b, s: s.backend is None or s.backend.runs(s.job.algorithm.name),
         message="the backend must be one that runs the job's algorithm",
     ),
     Rule(
@@ -260,10 +285,7 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
         path="pools",
         reads=("place.reference", "place.actor"),
         holds=lambda b, s: (
-            s.backend is None
-            or not s.backend.reference_with_actor
-            or Role.REFERENCE not in s.job.models
-            or np.asarray(b["place.reference"] == b["place.actor"])
+            s.backend is None or not s.backend.reference_with_actor or _together(Role.REFERENCE, Role.ACTOR)(b, s)
         ),
         message="the backend must be one that can run the reference apart from the actor",
     ),

@@ -37,6 +37,8 @@ class Devices:
     fp8: bool = False
     host: bool = False
     """Whether there is host memory apart from the device's own."""
+    memory_bytes: int = 1 << 50
+    """Memory of one; the default is more than anything needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ def setting_of(job: Job, cluster: Cluster, backend: Backend | None = None) -> Se
             domain=group.domain,
             fp8="fp8" in group.device.peak_flops,
             host=group.device.host_link is not None,
+            memory_bytes=group.device.memory_bytes,
         )
         for group in cluster.groups
     )
@@ -114,8 +117,9 @@ class Section:
         return workload.sequences // workload.minibatches if SECTIONS[self.op] is Update else workload.sequences
 
     def of_group(self, group: NDArray[Any], name: str) -> NDArray[Any]:
-        """A property of the group of devices that each plan's pool lies in."""
-        return np.array([getattr(devices, name) for devices in self.setting.groups])[group]
+        """A property of the group of devices that each plan's pool lies in; of the last for a group there is not."""
+        of_groups = np.array([getattr(devices, name) for devices in self.setting.groups])
+        return np.asarray(of_groups[np.minimum(group, len(of_groups) - 1)])
 
     def is_fixed(self, field_name: str) -> bool:
         """Whether the user asked for the field's value."""

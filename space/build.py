@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, get_type_hints
 
+import msgspec
 import numpy as np
 
 from ir.batch import CODES, COLUMNS, FLAGS, HOME, ROLES, Column, fields_of, owner_of
 from ir.errors import InputError
 from ir.graph import Op
-from ir.plan import SECTIONS, Update
+from ir.plan import SECTIONS, Count, Positive, Update
 from ir.rules_layout import layout_rules
 from ir.rules_structure import STRUCTURE_RULES
 from ir.setting import Section, Setting
@@ -34,14 +36,14 @@ def default_space(setting: Setting, fix: Mapping[str, int] | None = None) -> Spa
     Raises:
         InputError: a pinned column that the job's plans do not have, or one that is left without a value.
     """
-    fixed = dict(fix or {})
     values = _columns(setting)
-    for name, value in fixed.items():
+    for name, value in (fix or {}).items():
         if name not in values:
             raise InputError(f"fix {name}", "must be an axis of this job's plans", name)
         values[name] = (value,)
-    for name in values:
-        values[name] = _possible(setting, name, values)
+    # What one column loses may leave a rule with a single column that varies: repeat until nothing is lost.
+    while (left := {name: _possible(setting, name, values) for name in values}) != values:
+        values = left
     free = [name for name in COLUMNS if len(values.get(name, ())) > 1]
     return Space(
         axes=tuple(Axis(name=name, values=values[name], ordered=not _is_label(name)) for name in free),
@@ -61,9 +63,21 @@ def parse_fix(text: str) -> tuple[str, int]:
     words = _words(name)
     if value in words:
         return name, words.index(value)
-    if words or not value.isdigit():
+    if words or not value.isdecimal():
         raise InputError(f"fix {name}", f"must be {' or '.join(words) if words else 'a whole number'}", repr(value))
+    try:
+        msgspec.convert(int(value), _type_of(name))
+    except msgspec.ValidationError as error:
+        raise InputError(f"fix {name}", f"must be a value that a plan may have ({error})", value) from error
     return name, int(value)
+
+
+def _type_of(name: str) -> Any:
+    """What a number in a column may be."""
+    op = owner_of(name)
+    if op is not None:
+        return get_type_hints(SECTIONS[op], include_extras=True)[name.partition(".")[2]]
+    return Positive if name.startswith("devices.") else Count
 
 
 def value_text(name: str, value: int) -> str:
@@ -101,16 +115,14 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
     for op in setting.sections:
         options = _section_values(op, setting)
         values |= {f"{op}.{name}": options[name] for name in fields_of(op)}
-    supported = setting.backend.by_column if setting.backend is not None else {}
-    return {
-        name: tuple(value for value in options if value in supported.get(name, options))
-        for name, options in values.items()
-    }
+    return values
 
 
 def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Values of a column that no rule refuses which depends on it alone, all else it reads having a single value."""
-    keep = np.ones(len(values[name]), dtype=bool)
+    """Values of a column that the backend supports and no rule refuses which depends on it alone, all else it reads
+    having a single value."""
+    supported = setting.backend.by_column if setting.backend is not None else {}
+    keep = np.isin(values[name], supported.get(name, values[name]))
     for rule in STRUCTURE_RULES:
         if name in rule.reads and (column := _alone(name, rule.reads, values)) is not None:
             keep &= np.asarray(rule.holds(column, setting))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,8 @@ Columns = dict[str, NDArray[np.int32]]
 Key = tuple[int, int, int]
 """Group and devices of the pool, and the staleness; 0 for the latter where layouts do not depend on it."""
 
+T = TypeVar("T")
+
 KEYS = ("group", "devices", "staleness")
 
 
@@ -37,6 +41,10 @@ class Condition:
 
     reads: frozenset[str]
     holds: Callable[[Columns], Any]
+
+
+def _swapped(holds: Callable[[Columns, T], Any], judged_against: T, rows: Columns) -> Any:
+    return holds(rows, judged_against)
 
 
 def join(values: Sequence[tuple[str, Sequence[int]]], conditions: Iterable[Condition], start: Columns) -> Columns:
@@ -79,10 +87,7 @@ class SectionTable:
     @property
     def num_free(self) -> int:
         """Combinations of the free fields."""
-        total = 1
-        for _, values in self.free:
-            total *= len(values)
-        return total
+        return prod(len(values) for _, values in self.free)
 
     def rows_of(self, group: int, devices: int, staleness: int) -> tuple[int, int]:
         """First and one past the last row for a pool; equal if there is no legal layout."""
@@ -108,7 +113,7 @@ def section_table(space: Space, setting: Setting, op: Op) -> SectionTable:
     values["staleness"] = space["staleness"] if by_staleness else (0,)
     varying = {name for name, options in values.items() if len(options) > 1}
     conditions = [
-        Condition(reads=frozenset(rule.reads) & values.keys(), holds=lambda x, rule=rule: rule.holds(x, section))
+        Condition(reads=frozenset(rule.reads) & values.keys(), holds=partial(_swapped, rule.holds, section))
         for rule in layout_rules(op)
     ]
     # A rule on one varying column was asked when the axis was made.
@@ -160,7 +165,7 @@ def structure_table(space: Space, setting: Setting) -> Columns:
     """
     roles = setting.roles
     conditions = [
-        Condition(reads=frozenset(rule.reads), holds=lambda b, rule=rule: rule.holds(b, setting))
+        Condition(reads=frozenset(rule.reads), holds=partial(_swapped, rule.holds, setting))
         for rule in STRUCTURE_RULES
         if not set(SIZES) & set(rule.reads)
     ]

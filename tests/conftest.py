@@ -1,4 +1,4 @@
-"""Shared: one fleet of two workers for all tests that run for real, and a tiny actor for them."""
+"""Shared: one fleet of workers for all tests that run for real, and a tiny actor for them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def tiny_actor(tiny_job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def fleet() -> Iterator[Fleet]:
-    """Workers for two devices, even where there is one core: they share it then."""
+    """Workers for up to three devices, even where there are fewer cores: they share them then."""
     from executor.fleet import Fleet
 
-    with Fleet(2) as started:
+    with Fleet(3) as started:
         yield started

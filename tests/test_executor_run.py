@@ -1,4 +1,4 @@
-"""Real runs on Ray: two worker processes, a tiny model, every kind of layout, and every kind of bad luck."""
+"""Real runs on Ray: a few worker processes, a tiny model, every kind of layout, and every kind of bad luck."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import build
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from executor.run import Options, execute
 from ir.graph import Op
 from ir.job import Job
 from ir.lower import lower
-from ir.plan import Plan
+from ir.plan import Pass, Plan, Update
 from traces.schema import Span
 
 pytestmark = pytest.mark.runtime
@@ -88,6 +89,25 @@ def test_weights_reach_the_other_pool_and_the_other_ranks(fleet: Fleet, tiny_job
     both = go(fleet, tiny_job, tiny_actor, build.plan(colocated=True, train=2, dp=2))
     assert losses(both) == pytest.approx(losses(alone), abs=1e-4)
     assert any(span.stage == "sync_weights" for span in alone.spans)
+
+
+def test_some_ranks_of_a_pool_train_among_themselves(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:
+    one = go(fleet, tiny_job, tiny_actor, build.plan(colocated=True, train=3, dp=1), steps=2)
+    two = go(fleet, tiny_job, tiny_actor, build.plan(colocated=True, train=3, dp=2), steps=2)
+    assert {span.device for span in two.spans if span.stage == Op.UPDATE_ACTOR} == {0, 1}
+    assert losses(two) == pytest.approx(losses(one), abs=1e-4)
+
+
+def test_passes_have_micro_batches_of_their_own(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:
+    plan = msgspec.structs.replace(
+        ONE,
+        reference_logprob=Pass(pool="all", micro_batch=16),
+        old_logprob=Pass(pool="all", micro_batch=1),
+        update_actor=Update(pool="all", micro_batch=3, recompute="full"),
+    )
+    assert losses(go(fleet, tiny_job, tiny_actor, plan)) == pytest.approx(
+        losses(go(fleet, tiny_job, tiny_actor, ONE)), abs=1e-4
+    )
 
 
 def test_streaming_overlaps_generation(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from ir.cluster import Cluster
-from ir.documents import read_document, write_document
+from ir.documents import read_document, write_atomically, write_document
 from ir.errors import InputError
-from ir.job import Job, Models, load_job
+from ir.job import Job, ModelSource, Role, load_job
 from ir.plan import Plan
 
 JOB = "job.toml"
 CLUSTER = "cluster.toml"
 BEST = "best.plan.toml"
-ACTOR = "actor.config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +37,23 @@ class RunDirectory:
             )
 
     def create(self, job: Job, cluster: Cluster) -> None:
-        """Write the documents that a resume needs; the job's model is referred to by an absolute path, or copied
-        if it is only a configuration."""
+        """Write the documents that a resume needs. They do not depend on where the job was: a model by a relative path
+        is referred to by an absolute one, or copied if it is only a configuration."""
         self.path.mkdir(parents=True, exist_ok=True)
-        actor = str(job.actor_path.resolve())
-        if job.actor_path.is_file():
-            shutil.copyfile(job.actor_path, self.path / ACTOR)
-            actor = ACTOR
-        source = msgspec.structs.replace(job.document.models.actor, path=actor)
-        document = msgspec.structs.replace(job.document, models=Models(actor=source))
-        write_document(self.path / JOB, document)
+        models = msgspec.structs.replace(job.document.models, **{role.value: self._kept(role, job) for role in Role})
+        write_document(self.path / JOB, msgspec.structs.replace(job.document, models=models))
         write_document(self.path / CLUSTER, cluster)
+
+    def _kept(self, role: Role, job: Job) -> ModelSource | None:
+        source: ModelSource | None = getattr(job.document.models, role.value)
+        if source is None or source.path is None or Path(source.path).is_absolute():
+            return source
+        path = (job.directory / source.path).resolve()
+        if not path.is_file():
+            return msgspec.structs.replace(source, path=str(path))
+        copy = self.path / f"{role}.config.json"
+        write_atomically(copy, path.read_bytes())
+        return msgspec.structs.replace(source, path=copy.name)
 
     def job(self) -> Job:
         """The job searched here."""

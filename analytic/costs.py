@@ -1,0 +1,26 @@
+"""What a section of a plan costs: seconds per step and bytes per device, by name, arrays over layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float = NDArray[np.float64]
+Columns = Mapping[str, NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one stage, float64[n] each."""
+
+    seconds: Float
+    """Busy per RL step, on the device that is longest at it."""
+    latency: Float
+    """From its first sequence to its last; the same unless stages of other steps run in between."""
+    resident: dict[str, Float] = field(default_factory=dict)
+    """Bytes per device that stay for the whole step."""
+    transient: dict[str, Float] = field(default_factory=dict)
+    """Bytes per device while the stage runs."""

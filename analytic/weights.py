@@ -1,0 +1,58 @@
+"""Bytes of a model on a device: weights, gradients and optimizer state, by how the model is spread."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.layers import Spread
+from analytic.setup import Machine
+from ir.shape import ModelShape
+
+Float = NDArray[np.float64]
+
+
+def parameters_on_device(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
+    """(dense, expert) parameters of a device before data parallelism divides any: tensor-parallel ranks hold norms and
+    routers whole, expert-parallel ranks their experts only, pipeline ranks their layers."""
+    replicated = float(shape.replicated_parameters)
+    experts = float(shape.expert_parameters)
+    divided = shape.parameters - replicated - experts
+    dense = (divided / at.tp + replicated) / at.pp
+    return dense, experts / (at.ep * at.etp * at.pp)
+
+
+def trained_on_device(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
+    """As `parameters_on_device`, of what has gradients: the adapters, if the model trains those only."""
+    dense, experts = parameters_on_device(shape, at)
+    share = shape.trainable_parameters / shape.parameters
+    return dense * share, experts * share
+
+
+def shards(at: Spread) -> tuple[Float, Float]:
+    """Devices that (dense, expert) state is the same on, over which ZeRO divides it."""
+    devices = (at.dp * at.cp).astype(np.float64)
+    return devices, np.maximum(devices * at.tp / (at.ep * at.etp), 1.0)
+
+
+def weight_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
+    """Weights at rest on a device; ZeRO-3 divides them."""
+    width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
+    dense, experts = parameters_on_device(shape, at)
+    over_dense, over_experts = (np.where(zero == 3, n, 1.0) for n in shards(at))
+    return width * (dense / over_dense + experts / over_experts)
+
+
+def gradient_bytes(shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
+    """Gradients in float32; ZeRO-2 and -3 divide them."""
+    dense, experts = trained_on_device(shape, at)
+    over_dense, over_experts = (np.where(zero >= 2, n, 1.0) for n in shards(at))
+    return 4.0 * (dense / over_dense + experts / over_experts)
+
+
+def optimizer_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
+    """Two moments in float32, and a float32 copy of weights that are narrower; ZeRO divides them."""
+    width = 8.0 if machine.device.bytes_per_value >= 4 else 12.0
+    dense, experts = trained_on_device(shape, at)
+    over_dense, over_experts = (np.where(zero >= 1, n, 1.0) for n in shards(at))
+    return width * (dense / over_dense + experts / over_experts)
