@@ -65,7 +65,7 @@ def _circuit(rpeg: Rpeg, seconds_of: SecondsOf, latency_ratio: Float, call_s: fl
             end = _latest([done[op] for op in _sources(rpeg, stage)] + _waits(free, stage.pool)) + seconds
         free[stage.pool] = end
         done |= dict.fromkeys(stage.ops, end)
-    return done[Op.SYNC_WEIGHTS]
+    return np.asarray(done[Op.SYNC_WEIGHTS])
 
 
 def _streamed_end(rpeg: Rpeg, stage: Stage, seconds: Float, done: dict[Op, Float], free: dict[str, Float]) -> Float:
@@ -74,7 +74,7 @@ def _streamed_end(rpeg: Rpeg, stage: Stage, seconds: Float, done: dict[Op, Float
     last = np.minimum(seconds / rpeg.job.workload.prompts_per_step, generated)
     begun = free.get(f"{stage.pool} streamed", np.zeros_like(generated))
     free[f"{stage.pool} streamed"] = begun + seconds
-    return np.maximum(generated, begun + seconds) + last
+    return np.asarray(_latest([generated, begun + seconds, *_waits(free, stage.pool)]) + last)
 
 
 def _is_streamed(rpeg: Rpeg, stage: Stage) -> bool:

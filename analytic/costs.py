@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Float = NDArray[np.float64]
 Columns = Mapping[str, NDArray[np.int32]]
 
+RESHARDED = "resharded weights"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -20,7 +22,10 @@ class Cost:
     """Busy per RL step, on the device that is longest at it."""
     latency: Float
     """From its first sequence to its last; the same unless stages of other steps run in between."""
+    reshard: Float
+    """Seconds to lay weights that are trained otherwise out for it; 0 where it has its own."""
     resident: dict[str, Float] = field(default_factory=dict)
     """Bytes per device that stay for the whole step."""
     transient: dict[str, Float] = field(default_factory=dict)
-    """Bytes per device while the stage runs."""
+    """Bytes per device while the stage runs; those called `RESHARDED` are not needed where it is laid out as the
+    update is."""

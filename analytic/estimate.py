@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from analytic.compose import cycles
 from analytic.costs import Columns, Cost
 from analytic.fit import setup
-from analytic.memory import Memory, memory
+from analytic.memory import Memory, laid_out_as_trained, memory
 from analytic.passes import pass_cost, update_cost
 from analytic.rollout import generate_cost
 from analytic.setup import Setup
@@ -164,6 +164,7 @@ def _joined(costs: Sequence[Cost], order: NDArray[np.intp]) -> Cost:
     return Cost(
         seconds=np.concatenate([cost.seconds for cost in costs])[order],
         latency=np.concatenate([cost.latency for cost in costs])[order],
+        reshard=np.concatenate([cost.reshard for cost in costs])[order],
         resident=terms("resident"),
         transient=terms("transient"),
     )
@@ -179,7 +180,7 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     costs = {op: _costs(s, batch, op) for op in SECTIONS if batch.has(op).any()}
     keys = stage_keys(s.job)
     seconds = np.zeros((len(batch), len(keys)))
-    per_op = {op: cost.seconds for op, cost in costs.items()} | {
+    per_op = {op: cost.seconds + cost.reshard * ~laid_out_as_trained(batch, op) for op, cost in costs.items()} | {
         Op.SYNC_WEIGHTS: sync_seconds(s, batch),
         Op.REWARD: costs[Op.REWARD].seconds if Op.REWARD in costs else reward_seconds(s, batch),
     }
@@ -228,6 +229,7 @@ def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
     return Cost(
         seconds=spread(cost.seconds),
         latency=spread(cost.latency),
+        reshard=spread(cost.reshard),
         resident={name: spread(values) for name, values in cost.resident.items()},
         transient={name: spread(values) for name, values in cost.transient.items()},
     )

@@ -1,4 +1,4 @@
-"""The setup of a job on a cluster: curves fitted to what was measured, whole passes scaling the sum of their kernels."""
+"""The setup of a job on a cluster: curves fitted to what was measured, and whole passes that scale their kernels."""
 
 from __future__ import annotations
 

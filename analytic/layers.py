@@ -124,7 +124,8 @@ def _attention(machine: Machine, shape: ModelShape, at: Spread, work: Work) -> F
         keys = np.minimum(half, window) if window else half
         total = total + layers * flops_per_key * work.tokens * keys
     launches = shape.layers * machine.device.attention_launch_s
-    return total / (at.tp * at.cp) / machine.device.attention_flops + np.where(work.tokens > 0, launches, 0.0)
+    core = total / (at.tp * at.cp) / machine.device.attention_flops
+    return np.asarray(core + np.where(work.tokens > 0, launches, 0.0))
 
 
 def _experts(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.costs import Cost
+from analytic.costs import RESHARDED, Cost
 from analytic.setup import Setup
 from ir.batch import HOME, ROLES, PlanBatch
 from ir.graph import ROLE_OF, Op
@@ -30,7 +30,8 @@ class Memory:
     @property
     def peak(self) -> Float:
         """Largest over the pools."""
-        return np.maximum.reduce(list(self.pools.values()))
+        largest: Float = np.maximum.reduce(list(self.pools.values()))
+        return largest
 
     @staticmethod
     def concatenate(parts: Sequence[Memory]) -> Memory:
@@ -78,9 +79,26 @@ def memory(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost]) -> Memory:
     return Memory(pools=pools, fill=fill, terms={"base": base[b["group.actor"]], **terms})
 
 
+TRAINED_BY: Mapping[Op, Op] = {Op.OLD_LOGPROB: Op.UPDATE_ACTOR, Op.VALUES: Op.UPDATE_CRITIC}
+"""Passes over weights that an update holds."""
+
+
+def laid_out_as_trained(b: PlanBatch, op: Op) -> NDArray[np.bool_]:
+    """Where a pass finds the weights of its update laid out as it needs them, bool[n]; False for other sections."""
+    update = TRAINED_BY.get(op)
+    if update is None:
+        return np.zeros(len(b), dtype=bool)
+    same = (b[f"{op}.zero"] == 3) == (b[f"{update}.zero"] == 3)
+    for degree in ("tp", "pp", "ep"):
+        same = same & (b[f"{op}.{degree}"] == b[f"{update}.{degree}"])
+    return np.asarray(same)
+
+
 def _held(s: Setup, b: PlanBatch, op: Op, cost: Cost) -> tuple[dict[str, Float], dict[str, Float]]:
     """(resident, transient) bytes of a section, corrected by what depends on the plan's structure."""
     held, extra = dict(cost.resident), dict(cost.transient)
+    if RESHARDED in extra:
+        extra[RESHARDED] = extra[RESHARDED] * ~laid_out_as_trained(b, op)
     if op is Op.REFERENCE_LOGPROB:
         own = b["sharing.reference_adapter"] == 0
         held["weights"], extra["weights"] = held["weights"] * own, extra["weights"] * own

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds
-from analytic.costs import Columns, Cost
+from analytic.costs import RESHARDED, Columns, Cost
 from analytic.layers import Forward, Spread, Work, forward, spread_of
 from analytic.priors import priors
 from analytic.setup import Machine, Setup
@@ -21,6 +21,7 @@ from analytic.weights import (
     weight_bytes,
 )
 from ir.batch import CODES
+from ir.cluster import device_bandwidth
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
@@ -49,12 +50,14 @@ def cut(s: Setup, machine: Machine, x: Columns, count: Int, cp: Int, limit: Int 
     size = np.maximum(np.minimum(x["micro_batch"], count), 1).astype(np.int64)
     size = size if limit is None else np.minimum(size, limit)
     budget = x["micro_tokens"].astype(np.float64) * cp
-    tokens, squares = count * total.mean, count * total.second_moment
+    tokens: Float = count * np.float64(total.mean)
+    squares: Float = count * np.float64(total.second_moment)
     if machine.is_host:
         tokens, squares = total.padded(count, size), total.padded_squares(count, size)
     by_tokens = np.maximum(np.ceil(tokens / np.maximum(budget, 1.0)), 1.0)
     batches = np.where(budget > 0, by_tokens, -(-count // size)).astype(np.int64)
-    mean = Work(tokens=tokens, squares=squares, head_tokens=count * s.lengths.response.mean).scaled(1.0 / batches)
+    head: Float = count * np.float64(s.lengths.response.mean)
+    mean = Work(tokens=tokens, squares=squares, head_tokens=head).scaled(1.0 / batches)
     return Micro(batches=batches, mean=mean, largest_tokens=np.where(budget > 0, budget, size * longest))
 
 
@@ -84,20 +87,28 @@ def pass_cost(
     launches = np.full(len(count), host.forward_s + shape.layers * host.forward_layer_s)
     gather = _gather_seconds(machine, shape, at, x["zero"])
     seconds = _pipelined(machine, micro.batches, at.pp, _scaled(one, machine.forward_scale), launches, gather)
-    width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
     waits = x["offload"] == OFFLOAD_ALL
     weights = weight_bytes(machine, shape, at, x["zero"])
-    seconds = seconds + np.where(waits & (not trained), weights / _host_link(machine), 0.0)
-    held = np.zeros_like(weights) if trained else weights
-    working = _unsharded_layers(shape, at, x["zero"]) * width
+    none = np.zeros_like(weights)
+    working = {
+        "gathered layers": _unsharded_layers(shape, at, x["zero"]) * machine.device.bytes_per_value,
+        "activations": _pass_activations(machine, shape, at, micro.largest_tokens),
+    }
+    if trained:
+        network = device_bandwidth(machine.levels, len(machine.levels) - 1)
+        return Cost(
+            seconds=seconds,
+            latency=seconds,
+            reshard=weights / network,
+            transient={RESHARDED: weights, **working},
+        )
+    seconds = seconds + np.where(waits, weights / _host_link(machine), 0.0)
     return Cost(
         seconds=seconds,
         latency=seconds,
-        resident={"weights": np.where(waits, 0.0, held)},
-        transient={
-            "weights": np.where(waits, held, 0.0) + working,
-            "activations": _pass_activations(machine, shape, at, micro.largest_tokens),
-        },
+        reshard=none,
+        resident={"weights": np.where(waits, 0.0, weights)},
+        transient={"weights": np.where(waits, weights, 0.0), **working},
     )
 
 
@@ -123,7 +134,8 @@ def update_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> Co
     pieces = _pipelined(machine, micro.batches, at.pp, both, launches, 3.0 * gather, x["vpp"].astype(np.int64))
     step = pieces + _reduce_seconds(machine, shape, at, x["zero"]) + _optimizer_seconds(machine, shape, at, x)
     seconds = s.job.updates_per_step * step
-    return Cost(seconds=seconds, latency=seconds, **_update_memory(machine, shape, at, x, micro))
+    memory = _update_memory(machine, shape, at, x, micro)
+    return Cost(seconds=seconds, latency=seconds, reshard=np.zeros_like(seconds), **memory)
 
 
 def _scaled(one: Forward, scale: float) -> Forward:
@@ -167,8 +179,10 @@ def _reduce_seconds(machine: Machine, shape: ModelShape, at: Spread, zero: NDArr
     exposed = 1.0 if machine.is_host else 1.0 - priors().overlap
     total = np.zeros(len(zero))
     for parameters, over in zip(trained_on_device(shape, at), shards(at), strict=True):
-        total = total + collective_seconds(machine.levels, "all_reduce", 4.0 * parameters, over.astype(np.int64), at.tp)
-    return exposed * np.where(zero == 3, 0.5 * total, total)
+        if parameters.any():
+            ranks = over.astype(np.int64)
+            total = total + collective_seconds(machine.levels, "all_reduce", 4.0 * parameters, ranks, at.tp)
+    return np.asarray(exposed * np.where(zero == 3, 0.5 * total, total))
 
 
 def _optimizer_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns) -> Float:
@@ -179,7 +193,7 @@ def _optimizer_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Colum
     # State that waits in host memory comes in and goes out again; weights and gradients too.
     moved = optimizer_bytes(machine, shape, at, x["zero"]) * (x["offload"] >= OFFLOAD_OPTIMIZER)
     moved = moved + weight_bytes(machine, shape, at, x["zero"]) * (x["offload"] == OFFLOAD_ALL)
-    return seconds + 2.0 * moved / _host_link(machine)
+    return np.asarray(seconds + 2.0 * moved / _host_link(machine))
 
 
 def _host_link(machine: Machine) -> float:
@@ -190,6 +204,8 @@ def _update_memory(
     machine: Machine, shape: ModelShape, at: Spread, x: Columns, micro: Micro
 ) -> dict[str, dict[str, Float]]:
     zero, offload = x["zero"], x["offload"]
+    # Products in fp8 leave the weights at rest as they are.
+    at = replace(at, fp8=np.zeros_like(at.fp8))
     weights = weight_bytes(machine, shape, at, zero)
     gradients = gradient_bytes(shape, at, zero)
     optimizer = optimizer_bytes(machine, shape, at, zero)
@@ -198,7 +214,6 @@ def _update_memory(
         weights = 2.0 * weights
         gradients = gradients * (1.0 + (at.dp > 1))
     away, all_away = offload >= OFFLOAD_OPTIMIZER, offload == OFFLOAD_ALL
-    width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
     return {
         "resident": {
             "weights": np.where(all_away, 0.0, weights),
@@ -207,7 +222,7 @@ def _update_memory(
         },
         "transient": {
             "training state": np.where(all_away, weights + gradients, 0.0) + np.where(away, optimizer, 0.0),
-            "gathered layers": _unsharded_layers(shape, at, zero) * width,
+            "gathered layers": _unsharded_layers(shape, at, zero) * machine.device.bytes_per_value,
             "activations": _update_activations(machine, shape, at, x, micro),
         },
     }
@@ -216,7 +231,7 @@ def _update_memory(
 def _unsharded_layers(shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
     """Parameters of the two layers that ZeRO-3 has gathered: one in use, one on its way."""
     dense, experts = parameters_on_device(shape, at)
-    return np.where(zero == 3, 2.0 * (dense + experts) * at.pp / shape.layers, 0.0)
+    return np.asarray(np.where(zero == 3, 2.0 * (dense + experts) * at.pp / shape.layers, 0.0))
 
 
 def _update_activations(machine: Machine, shape: ModelShape, at: Spread, x: Columns, micro: Micro) -> Float:
@@ -230,7 +245,7 @@ def _update_activations(machine: Machine, shape: ModelShape, at: Spread, x: Colu
     kept = np.where(x["recompute"] == FULL, float(shape.hidden), kept)
     in_flight = np.minimum(micro.batches, at.pp) * (1.0 + (at.pp - 1) / (at.pp * x["vpp"]) * (x["vpp"] > 1))
     saved = shape.layers / at.pp * in_flight * kept + np.where(x["recompute"] == FULL, layer, 0.0)
-    return priors().fragmentation * tokens * (saved * width + 4.0 * shape.vocab * 4)
+    return np.asarray(priors().fragmentation * tokens * (saved * width + 4.0 * shape.vocab * 4))
 
 
 def _pass_activations(machine: Machine, shape: ModelShape, at: Spread, largest_tokens: Float) -> Float:

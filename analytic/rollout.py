@@ -63,6 +63,7 @@ def generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> 
     return Cost(
         seconds=busy + _environment_seconds(s),
         latency=latency + _environment_seconds(s),
+        reshard=np.zeros_like(busy),
         resident=keep if machine.is_host else {},
         transient={"rollout weights": weights} | ({} if machine.is_host else {"graphs": graphs} | keep),
     )

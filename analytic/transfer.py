@@ -35,7 +35,7 @@ def _host_sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     inside = np.where(b["update_actor.dp"] < train, inside, 0.0)
     # Flattened, put into shared memory, read and copied into place: each a read and a write.
     across = s.cluster.call_s + 4 * 2.0 * size / machine.device.memory_bandwidth
-    return inside + np.where(b["sync"] == _RESHARD, 0.0, across)
+    return np.asarray(inside + np.where(b["sync"] == _RESHARD, 0.0, across))
 
 
 def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:

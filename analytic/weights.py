@@ -40,14 +40,14 @@ def weight_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[
     width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
     dense, experts = parameters_on_device(shape, at)
     over_dense, over_experts = (np.where(zero == 3, n, 1.0) for n in shards(at))
-    return width * (dense / over_dense + experts / over_experts)
+    return np.asarray(width * (dense / over_dense + experts / over_experts))
 
 
 def gradient_bytes(shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
     """Gradients in float32; ZeRO-2 and -3 divide them."""
     dense, experts = trained_on_device(shape, at)
     over_dense, over_experts = (np.where(zero >= 2, n, 1.0) for n in shards(at))
-    return 4.0 * (dense / over_dense + experts / over_experts)
+    return np.asarray(4.0 * (dense / over_dense + experts / over_experts))
 
 
 def optimizer_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
@@ -55,4 +55,4 @@ def optimizer_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArr
     width = 8.0 if machine.device.bytes_per_value >= 4 else 12.0
     dense, experts = trained_on_device(shape, at)
     over_dense, over_experts = (np.where(zero >= 1, n, 1.0) for n in shards(at))
-    return width * (dense / over_dense + experts / over_experts)
+    return np.asarray(width * (dense / over_dense + experts / over_experts))

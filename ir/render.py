@@ -25,7 +25,7 @@ from ir.render_words import (
     roles_of,
     short_model,
 )
-from ir.sizes import edge_bytes, edge_values, state_bytes, waiting_sequences
+from ir.sizes import BYTES_PER_TOKEN, edge_bytes, edge_values, state_bytes, waiting_sequences
 
 T = TypeVar("T")
 
@@ -36,14 +36,14 @@ __all__ = ["mermaid", "svg", "tree_text"]
 
 def tree_text(rpeg: Rpeg) -> str:
     """The step as a tree: models, pools with their stages, data edges, state edges. Sizes are of a whole step."""
-    sections = (
+    sections: tuple[tuple[str, list[tuple[str, list[str]]]], ...] = (
         ("models", [(line, []) for line in _models(rpeg)]),
         ("pools", [(_pool_line(pool, rpeg), _stages_of(pool, rpeg)) for pool in rpeg.pools]),
         ("data within a step", [(_data_line(edge, rpeg), []) for edge in rpeg.data]),
         ("state between steps", [(_state_line(edge, rpeg), []) for edge in rpeg.state]),
     )
     lines = [f"{rpeg.job.document.name}: {job_text(rpeg)}"]
-    for title, children, below in _branches([(title, children) for title, children in sections]):
+    for title, children, below in _branches(sections):
         lines.append(title)
         for text, leaves, deeper in _branches(children):
             lines.append(below + text)
@@ -100,8 +100,9 @@ def _data_line(edge: DataEdge, rpeg: Rpeg) -> str:
 
 
 def _data_label(edge: DataEdge, rpeg: Rpeg) -> str:
-    unit = "sequences" if edge.data in BYTES_PER_SEQUENCE else "tokens"
-    size = f"{count_text(edge_values(rpeg, edge))} {unit}, {bytes_text(edge_bytes(rpeg, edge))}"
+    unit = "a sequence" if edge.data in BYTES_PER_SEQUENCE else "a token"
+    each = f"{BYTES_PER_SEQUENCE.get(edge.data, BYTES_PER_TOKEN)} bytes {unit}"
+    size = f"{count_text(edge_values(rpeg, edge))} x {each} = {bytes_text(edge_bytes(rpeg, edge))}"
     inside = rpeg.stage(edge.source) is rpeg.stage(edge.target)
     how = ", within the stage" if inside else ", streamed" if edge.streamed else ""
     return f"{DATA_WORDS[edge.data]}, {size}{how}"

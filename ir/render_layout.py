@@ -6,10 +6,11 @@ that none has to cross a box; boxes take what width is left. Lengths are pixels.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ir.graph import Op, Rpeg, Stage, State
+from ir.graph import ROLE_OF, Op, Rpeg, Stage, State
 from ir.job import Role
 from ir.render_words import bytes_text, layout_words, role_of, roles_of, short_model
 from ir.sizes import state_bytes
@@ -24,7 +25,7 @@ LEAST_BOX, MOST_BOX = 88.0, 200.0
 LEAST_CHANNEL, WIRE_GAP = 16.0, 8.0
 """Between columns without wires; between wires side by side."""
 
-NARROW, WIDE = "iljtfrI.,:;'|()[]/ -", "mwMW%@"
+NARROW, WIDE = "iljtfrI.,:;'|()[]/ -\u00a0", "mwMW%@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,11 @@ class Style:
 OP = Style(11.0, bold=True)
 RIDER = Style(11.0, ink="#5f6b77")
 MODEL = Style(10.0)
-LAYOUT = Style(9.0, ink="#46525e")
-KEPT = Style(9.0, ink="#8a4b14")
+LAYOUT = Style(9.5, ink="#46525e")
+KEPT = Style(9.5, ink="#8a4b14")
+
+GLUE = re.compile(r"(?<=\d) (?=[kMGTPB])|(?<=[tpcz]p|ro|ch) (?=\d)")
+"""Spaces that a line is not broken at: within 16.4 GB, tp 2, zero 1, micro-batch 8."""
 
 CHIP = 12.0
 """Width of the mark before an operation's name."""
@@ -57,8 +61,10 @@ class TextLine:
 
     text: str
     style: Style
-    chip: Role | None = None
-    """The role that the mark before it stands for."""
+    marked: bool = False
+    """Whether a mark stands before it, as before each operation."""
+    role: Role | None = None
+    """Whose model the operation uses: the hue of the mark."""
     indent: float = 0.0
 
 
@@ -93,17 +99,26 @@ def text_width(text: str, style: Style) -> float:
 
 
 def wrap(text: str, style: Style, width: float) -> list[str]:
-    """Lines that fit, broken at spaces and after underscores; a longer word is cut."""
+    """Lines that fit, broken at spaces and after underscores; a longer word is cut. Numbers stay with their units if
+    there is room for both."""
     lines = [""]
-    for word in _words(text):
+    for word in _fitting_words(text, style, width):
         if lines[-1] and text_width((lines[-1] + word).rstrip(), style) > width:
             lines.append("")
         lines[-1] += word
     return [clip(line.rstrip(), style, width) for line in lines]
 
 
+def _fitting_words(text: str, style: Style, width: float) -> list[str]:
+    words = []
+    for word in _words(text):
+        fits = text_width(word.rstrip(), style) <= width
+        words += [word] if fits else word.replace("\u00a0", " \0").split("\0")
+    return words
+
+
 def _words(text: str) -> list[str]:
-    return text.replace(" ", " \0").replace("_", "_\0").split("\0")
+    return GLUE.sub("\u00a0", text).replace(" ", " \0").replace("_", "_\0").split("\0")
 
 
 def clip(text: str, style: Style, width: float) -> str:
@@ -194,7 +209,7 @@ def _lines(stage: Stage, rpeg: Rpeg, width: float) -> tuple[TextLine, ...]:
     for op in stage.ops:
         style = RIDER if op in stage.riders else OP
         parts = wrap(op, style, width - CHIP)
-        lines.append(TextLine(text=parts[0], style=style, chip=role_of(op, rpeg), indent=CHIP))
+        lines.append(TextLine(text=parts[0], style=style, marked=True, role=role_of(op, rpeg), indent=CHIP))
         lines += [TextLine(text=part, style=style, indent=CHIP) for part in parts[1:]]
     models = [(short_model(role, rpeg), MODEL) for role in roles_of(stage, rpeg)]
     verified = Op.REWARD in stage.ops and Role.REWARD not in rpeg.job.models
@@ -205,12 +220,21 @@ def _lines(stage: Stage, rpeg: Rpeg, width: float) -> tuple[TextLine, ...]:
 
 
 def _kept(stage: Stage, rpeg: Rpeg) -> list[str]:
-    """State that goes from a stage to itself."""
-    words = {
-        State.ACTOR_WEIGHTS: "weights",
-        State.CRITIC_WEIGHTS: "weights",
-        State.ACTOR_OPTIMIZER: "optimizer",
-        State.CRITIC_OPTIMIZER: "optimizer",
-    }
-    own = [edge for edge in rpeg.state if edge.source in stage.ops and edge.target in stage.ops and edge.state in words]
-    return [f"keeps {words[edge.state]} {bytes_text(state_bytes(rpeg, edge))}" for edge in own]
+    """State that goes from a stage to itself, a phrase for each model."""
+    own = [edge for edge in rpeg.state if edge.source in stage.ops and edge.target in stage.ops]
+    sources = list(dict.fromkeys(edge.source for edge in own))
+    phrases = []
+    for source in sources:
+        whose = f"{ROLE_OF[source]} " if len(sources) > 1 else ""
+        sizes = [f"{_KEPT[e.state]} {bytes_text(state_bytes(rpeg, e))}" for e in own if e.source is source]
+        phrases.append(f"keeps {whose}{', '.join(sizes)}")
+    return phrases
+
+
+_KEPT = {
+    State.ACTOR_WEIGHTS: "weights",
+    State.CRITIC_WEIGHTS: "weights",
+    State.ACTOR_OPTIMIZER: "optimizer",
+    State.CRITIC_OPTIMIZER: "optimizer",
+    State.EXPERIENCE: "experience",
+}

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from ir.graph import PoolSpan, Rpeg, Stage
 from ir.job import Role
 from ir.render_layout import HEADER, LANE_PAD, MARGIN, PAD, WIDTH, Box, Style, clip, columns_of, place_boxes, text_width
-from ir.render_wires import LABEL, TRACK, Net, Point, Wire, channel_widths, ends_of, nets_of, route
+from ir.render_wires import LABEL, TRACK, Point, Wire, channel_widths, ends_of, nets_of, route
 from ir.render_words import job_text, model_text, roles_of
 
 FILL = {
@@ -35,6 +35,12 @@ DATA_INK, STATE_INK = "#3a4a5a", "#a3541a"
 
 TITLE, SUBTITLE, NOTE = Style(16.0, bold=True), Style(11.0), Style(10.0, ink="#46525e")
 POOL = Style(12.0, bold=True)
+NOTES = (
+    "Stages of a lane take turns; those of one column may run at the same time. Operations in grey are done on the way "
+    "of another, without a pass of their own.",
+    "Above the lanes: data of the step, as whole batches (solid) or streamed group by group (dashed). Below: state "
+    "that later steps read; k = most updates it may be behind.",
+)
 CORNER = 7.0
 """Radius of a wire's turns."""
 
@@ -63,7 +69,7 @@ def svg(rpeg: Rpeg, *, title: str = "") -> str:
         *_labels(wires),
         *_legend(rpeg, legend_top),
     ]
-    height = legend_top + 18.0 * (len(rpeg.job.models) + 2) + 4.0
+    height = legend_top + 18.0 * (len(rpeg.job.models) + len(NOTES)) + 8.0
     return "\n".join([_opening(width, height), *parts, "</svg>"]) + "\n"
 
 
@@ -135,14 +141,10 @@ def _box(box: Box, rpeg: Rpeg) -> list[str]:
     y = box.y + PAD - 4.0
     for line in box.lines:
         y += line.style.leading
-        if line.indent and line.text[:1] and _starts_op(line.text, box.stage):
-            lines.append(_chip(box.x + PAD, y - 8.0, line.chip))
+        if line.marked:
+            lines.append(_chip(box.x + PAD, y - 8.0, line.role))
         lines.append(_text(box.x + PAD + line.indent, y, line.text, line.style))
     return [*lines, "</g>"]
-
-
-def _starts_op(text: str, stage: Stage) -> bool:
-    return any(op.startswith(text) for op in stage.ops)
 
 
 def _chip(x: float, y: float, role: Role | None) -> str:
@@ -163,17 +165,13 @@ def _wires(wires: Sequence[Wire]) -> list[str]:
     """Each on a white casing, so that crossings do not look like forks."""
     lines = []
     for wire in sorted(wires, key=lambda w: -w.track):
-        ink, paths = (STATE_INK if wire.net.below else DATA_INK), [_curve(points) for points in wire.paths]
+        ink, path = (STATE_INK if wire.net.below else DATA_INK), "".join(_curve(points) for points in wire.paths)
         dash = ' stroke-dasharray="5 3"' if wire.net.dashed else ""
         style = f'fill="none" stroke="{ink}" stroke-width="1.3"{dash}'
-        lines += [f'<path d="{path}" fill="none" stroke="#ffffff" stroke-width="4"/>' for path in paths]
-        lines += [f'<path class="{_kind(wire.net)}" d="{path}" {style}/>' for path in paths]
+        lines.append(f'<path d="{path}" fill="none" stroke="#ffffff" stroke-width="4"/>')
+        lines.append(f'<path class="{"state" if wire.net.below else "data"}" d="{path}" {style}/>')
         lines += [_arrow(points, ink) for points in wire.paths]
     return lines
-
-
-def _kind(net: Net) -> str:
-    return "state" if net.below else "data"
 
 
 def _curve(points: Sequence[Point]) -> str:
@@ -209,9 +207,8 @@ def _labels(wires: Sequence[Wire]) -> list[str]:
     for wire in wires:
         x, y = wire.label_at
         ink, width = (STATE_INK if wire.net.below else DATA_INK), text_width(wire.net.label, LABEL)
-        lines.append(
-            f'<rect class="label" x="{x - 1:.1f}" y="{y - 9:.1f}" width="{width + 2:.1f}" height="11.5" fill="#ffffff"/>'
-        )
+        size = f'width="{width + 2:.1f}" height="11.5"'
+        lines.append(f'<rect class="label" x="{x - 1:.1f}" y="{y - 9:.1f}" {size} fill="#ffffff"/>')
         lines.append(_text(x, y, wire.net.label, Style(LABEL.size, ink=ink)))
     return lines
 
@@ -224,9 +221,4 @@ def _legend(rpeg: Rpeg, top: float) -> list[str]:
         text = model_text(role, rpeg) if host is role else f"on the weights of the {host}"
         y += 18.0
         lines += [_chip(MARGIN, y - 8.0, role), _text(MARGIN + 14.0, y, f"{role}: {text}", NOTE)]
-    notes = (
-        "Stages of a lane take turns; stages above one another may run at the same time.",
-        "Solid line: data passed as a whole batch. Dashed: streamed group by group. Below the lanes: state of later "
-        "steps, k = most updates that it may be behind.",
-    )
-    return [*lines, *(_text(MARGIN, y + 18.0 * (i + 1), note, NOTE) for i, note in enumerate(notes))]
+    return [*lines, *(_text(MARGIN, y + 18.0 * (i + 1), note, NOTE) for i, note in enumerate(NOTES))]

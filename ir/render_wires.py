@@ -18,8 +18,8 @@ from ir.sizes import edge_bytes, state_bytes, waiting_sequences
 
 Point = tuple[float, float]
 
-LABEL = Style(9.5)
-TRACK = 21.0
+LABEL = Style(10.0)
+TRACK = 22.0
 """From a track to the next, with room for a label."""
 LABEL_GAP = 5.0
 """Between a label and what is beside it."""
@@ -84,10 +84,6 @@ def _state_nets(rpeg: Rpeg) -> list[Net]:
             label = f"{STATE_WORDS[edge.state]}: {', '.join(words)}"
             nets.append(Net(source=source, targets=(target,), label=label, below=True))
     return nets
-
-
-def _side(net: Net, stage: int) -> str:
-    return "out" if net.source == stage else "in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

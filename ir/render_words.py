@@ -135,7 +135,7 @@ def _batch_words(layout: Layout) -> list[str]:
 
 def _other_words(layout: Layout) -> list[str]:
     words = [
-        (layout.vpp > 1, f"{layout.vpp} pieces a pipeline rank"),
+        (layout.vpp > 1, f"vpp {layout.vpp}"),
         (layout.ep > 1, f"ep {layout.ep}"),
         (layout.etp > 1, f"etp {layout.etp}"),
         (layout.zero > 0, f"zero {layout.zero}"),

@@ -63,8 +63,7 @@ def _streams_somewhere(b: Columns, s: Setting) -> Mask | bool:
     apart = {role: b[f"place.{role}"] != ROLES.index("rollout") for role in ROLES if role in s.roles}
     found = b["fusions.reward_with_generation"] == 0 if _verified(s) else apart.get("reward", np.zeros(1, dtype=bool))
     if Op.SELECT not in s.ops:
-        for role in ("reference", "teacher"):
-            found = found | apart.get(role, False)
+        found = found | apart.get("reference", False) | apart.get("teacher", False)
         found = found | (apart.get("critic", False) & (b["sharing.critic_trunk"] == 0))
     return np.asarray(found)
 

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.batch import COLUMNS, HOME, REMOVED_BY, ROLES, PlanBatch
+from ir.errors import InputError
 from ir.graph import Op
-from ir.setting import Setting
+from ir.setting import Mask, Setting
 from space.axes import Levels, Space
 from space.tables import Columns, SectionTable, section_table, structure_table
 
@@ -33,6 +34,11 @@ PoolCase = tuple[Pool, int, tuple[Op, ...]]
 
 Used = tuple[int, ...]
 """Devices used of each group."""
+
+Sizes = tuple[int, ...]
+"""Devices of each pool."""
+
+Rng = np.random.Generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,19 +142,21 @@ class LegalSpace:
 
     # Listing
 
-    def pool_sizes(self, case: Case) -> Iterator[tuple[int, ...]]:
+    def pool_sizes(self, case: Case) -> Iterator[Sizes]:
         """Every choice of pool sizes that has a plan, in lexicographic order."""
         options = [sorted(self.counts_by_size(self.pool_case(pool, case))) for pool in case.pools]
-        groups, limits = self.setting.groups, self.setting.job.limits
         for sizes in product(*options):
-            used = [0] * len(groups)
-            for (_, group), size in zip(case.pools, sizes, strict=True):
-                used[group] += size
-            fits = all(n <= devices.count for n, devices in zip(used, groups, strict=True))
-            if fits and limits.allows(np.array([sum(used)]), self.setting.num_devices)[0]:
+            if self.fit(case, np.array([sizes], dtype=np.int64))[0]:
                 yield sizes
 
-    def factor(self, structure: int, sizes: tuple[int, ...]) -> Factor:
+    def fit(self, case: Case, sizes: NDArray[np.int64]) -> Mask:
+        """Which pool sizes, int64[n, pools], the groups have room for and the job's limits allow."""
+        group_of = np.array([group for _, group in case.pools])
+        used = [sizes[:, group_of == i].sum(axis=1) <= group.count for i, group in enumerate(self.setting.groups)]
+        allowed = self.setting.job.limits.allows(sizes.sum(axis=1), self.setting.num_devices)
+        return np.asarray(np.logical_and.reduce([*used, allowed]))
+
+    def factor(self, structure: int, sizes: Sizes) -> Factor:
         """The plans of one structure and choice of pool sizes."""
         cases, case_of = self.cases
         case = cases[int(case_of[structure])]
@@ -163,7 +171,7 @@ class LegalSpace:
     def factors(self) -> Iterator[Factor]:
         """All of them, structure by structure."""
         cases, case_of = self.cases
-        sizes: dict[int, list[tuple[int, ...]]] = {}
+        sizes: dict[int, list[Sizes]] = {}
         for structure, case in enumerate(case_of.tolist()):
             if case not in sizes:
                 sizes[case] = list(self.pool_sizes(cases[case]))
@@ -182,6 +190,54 @@ class LegalSpace:
         if waiting:
             yield concatenate(waiting)
 
+    # Drawing
+
+    def sample(self, n: int, rng: Rng) -> PlanBatch:
+        """`n` legal plans, each drawn independently and uniformly from all of them.
+
+        Raises:
+            InputError: there is none.
+        """
+        if not self.num_plans:
+            raise InputError("space", "must have a legal plan with what is fixed, the backend and the job's limits")
+        cases, case_of = self.cases
+        counts = [self.count(case) for case in cases]
+        structures = _portions(rng, n, [counts[case] for case in case_of.tolist()])
+        parts = [
+            self.factor(structure, sizes).draw(number, rng)
+            for structure in np.flatnonzero(structures).tolist()
+            for sizes, number in self._draw_sizes(cases[int(case_of[structure])], int(structures[structure]), rng)
+        ]
+        return concatenate(parts).take(rng.permutation(n)) if parts else PlanBatch(0)
+
+    def _draw_sizes(self, case: Case, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
+        """How many of `n` plans of a structure have which pool sizes."""
+        pools = tuple(self.pool_case(pool, case) for pool in case.pools)
+        totals = self._count_by_devices(pools)
+        allowed = self.setting.job.limits.allows(np.array([sum(used) for used in totals]), self.setting.num_devices)
+        weights = [count * int(kept) for count, kept in zip(totals.values(), allowed.tolist(), strict=True)]
+        for used, number in zip(totals, _portions(rng, n, weights).tolist(), strict=True):
+            yield from self._split(pools, used, number, rng)
+
+    def _split(self, pools: tuple[PoolCase, ...], used: Used, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
+        """The same, for the first pools of a structure and the devices that they use of each group."""
+        if not pools or not n:
+            yield from [((), n)] if n else []
+            return
+        group, sizes, before = pools[-1][0][1], self.counts_by_size(pools[-1]), self._count_by_devices(pools[:-1])
+        rest = {size: (*used[:group], used[group] - size, *used[group + 1 :]) for size in sizes}
+        weights = [count * before.get(rest[size], 0) for size, count in sizes.items()]
+        for size, number in zip(sizes, _portions(rng, n, weights).tolist(), strict=True):
+            for first, times in self._split(pools[:-1], rest[size], number, rng):
+                yield (*first, size), times
+
+
+def _portions(rng: Rng, n: int, weights: list[int]) -> NDArray[np.int64]:
+    """How many of `n` draws fall to each of several parts, whose weights may exceed 64 bits."""
+    total = sum(weights)
+    shares = np.array([weight / total for weight in weights])
+    return rng.multinomial(n, shares / shares.sum())
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
@@ -196,13 +252,22 @@ class Factor:
     @property
     def num_plans(self) -> int:
         """How many there are, exactly."""
-        return prod((last - first) * self.tables[op].num_free for op, (first, last) in self.spans.items())
+        return prod(self.num_layouts(op) for op in self.spans)
+
+    def num_layouts(self, op: Op) -> int:
+        """How many layouts a section has."""
+        first, last = self.spans[op]
+        return (last - first) * self.tables[op].num_free
+
+    def draw(self, n: int, rng: Rng) -> PlanBatch:
+        """`n` plans, each section drawn on its own: their product may exceed 64 bits."""
+        return self.combine({op: rng.integers(self.num_layouts(op), size=n) for op in self.spans}, n)
 
     def plans(self, numbers: NDArray[np.int64]) -> PlanBatch:
         """The plans of the given numbers, int64[n] from 0 to `num_plans`; the last section varies fastest."""
         rest, layouts = numbers, dict[Op, NDArray[np.int64]]()
-        for op, (first, last) in reversed(self.spans.items()):
-            rest, layouts[op] = np.divmod(rest, (last - first) * self.tables[op].num_free)
+        for op in reversed(self.spans):
+            rest, layouts[op] = np.divmod(rest, self.num_layouts(op))
         return self.combine(layouts, len(numbers))
 
     def combine(self, layouts: dict[Op, NDArray[np.int64]], count: int) -> PlanBatch:

@@ -7,9 +7,9 @@ weights and optimizer leave room. One that cannot be in a setting raises InputEr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 from ir.batch import HOME, PLACED, POOL_NAMES, ROLES
@@ -17,10 +17,10 @@ from ir.errors import InputError
 from ir.graph import Op
 from ir.job import Role
 from ir.model import ModelShape
-from ir.plan import SECTIONS, Fusions, Generate, Pass, Plan, Pool, Sync, Update
+from ir.plan import SECTIONS, Fusions, Generate, Pass, Plan, Pool, Update
 from ir.rules import check
-from ir.setting import Devices, Setting
-from space.build import MAX_PIPELINE, pool_sizes
+from ir.setting import Devices, Section, Setting
+from space.build import MAX_CONTEXT, MAX_PIPELINE, pool_sizes
 
 TRAIN_SHARE = 0.6
 """Of a device's memory, what weights, gradients and optimizer may take: the rest is for activations."""
@@ -54,12 +54,14 @@ class Style:
     """Memory of an engine; 0: a cache that holds its sequences."""
     prefill: int = 8192
     """Prompt tokens taken in with a decode step; 0: prompts are prefilled whole."""
-    engine_pipeline: bool = True
-    """Whether engines can divide layers."""
+    beyond: str = "layers"
+    """What engines divide where tensor parallelism inside a domain is not enough: layers, experts or nothing."""
     tokens: int = 0
     """Most tokens packed into a micro-batch where the longest sequence is shorter; 0: micro-batches by sequences."""
     offload: str = "none"
     """What waits in host memory when it fits either way."""
+    context: bool = True
+    """Whether `zero` divides sequences over the devices that a minibatch has no sequences for."""
     per_call: bool = False
     """Whether every pass has its own degrees, instead of those its model trains with."""
     algorithms: tuple[str, ...] = ()
@@ -72,19 +74,15 @@ _GENERIC = Style(percent=OWN_PERCENT)
 _VERL_ALGORITHMS = (
     "ppo", "grpo", "dr-grpo", "dapo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "gspo", "cispo",
 )  # fmt: skip
-_VERL = Style(percent=50, engine_pipeline=False, tokens=16384, algorithms=_VERL_ALGORITHMS)
+_VERL = Style(percent=50, beyond="experts", tokens=16384, algorithms=_VERL_ALGORITHMS)
 _OPENRLHF_ALGORITHMS = ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline")
 _OPENRLHF = Style(
-    trainer="zero", stages=(2, 3), percent=60, engine_pipeline=False, algorithms=_OPENRLHF_ALGORITHMS, offload="all"
+    trainer="zero", stages=(2, 3), percent=60, beyond="nothing", offload="all", algorithms=_OPENRLHF_ALGORITHMS
 )
-_AREAL = Style(
-    percent=90, engine_pipeline=True, tokens=1, algorithms=("ppo", "grpo", "dr-grpo", "dapo", "rloo", "gspo")
-)
+_AREAL = Style(percent=90, tokens=1, algorithms=("ppo", "grpo", "dr-grpo", "dapo", "rloo", "gspo"))
 _NEMO = Style(trainer="megatron", percent=60, tokens=1, offload="all", algorithms=("ppo", "grpo", "dapo"))
-_REAL = Style(
-    trainer="megatron", prefill=0, per_call=True, algorithms=("ppo", "grpo", "remax"), experts=False
-)  # fmt: skip
-_CHAT = Style(trainer="zero", prefill=0, engine_pipeline=False, algorithms=("ppo",), experts=False)
+_REAL = Style(trainer="megatron", prefill=0, per_call=True, algorithms=("ppo", "grpo", "remax"), experts=False)
+_CHAT = Style(trainer="zero", prefill=0, beyond="nothing", context=False, algorithms=("ppo",), experts=False)
 
 
 # The presets
@@ -231,12 +229,15 @@ class _Site:
             return {"local": "plain", "megatron": "megatron"}.get(backend.name, "zero")
         return self.style.trainer if self.style.trainer != "auto" else "megatron" if shape.is_moe else "zero"
 
-    def room(self, op: Op, share: float) -> float:
-        """Bytes of a device that a model may take of a share of memory, in proportion to the pool's other models."""
+    def room(self, op: Op, *, alone: bool) -> float:
+        """Bytes of a device that a model's states may take: alone there, or beside the pool's other models. Then small
+        ones get more than in proportion, for to divide them saves little."""
         if self.trainer(self.setting.shape(op)) == "plain":
             return inf
-        states = {role: _state_bytes(self.setting, PLACED[role]) for role in self.roles if role != "rollout"}
-        return share * self.device.memory_bytes * states[HOME[op]] / sum(states.values())
+        if alone:
+            return TRAIN_SHARE * self.device.memory_bytes
+        parts = {role: sqrt(_state_bytes(self.setting, PLACED[role])) for role in self.roles if role != "rollout"}
+        return self.resident * self.device.memory_bytes * parts[HOME[op]] / sum(parts.values())
 
     @property
     def resident(self) -> float:
@@ -315,28 +316,155 @@ def _split(setting: Setting, share: float) -> tuple[int, int]:
 
 
 def _plan(setting: Setting, style: Style, pools: Mapping[Pool, tuple[str, ...]], **structure: Any) -> Plan:
-    name = setting.job.algorithm.name
-    if style.algorithms and name not in style.algorithms:
-        raise InputError("preset", "must be of a framework that runs the algorithm", name)
-    if not style.experts and any(shape.is_moe for shape in setting.job.models.values()):
-        raise InputError("preset", "must be of a framework that runs models with experts")
+    _check_framework(setting, style)
     sites = {r: _Site(setting=setting, style=style, pool=p, roles=roles) for p, roles in pools.items() for r in roles}
     sections: dict[str, Any] = {Op.GENERATE: _engine(sites["rollout"])}
     updates = {HOME[op]: _update(sites[HOME[op]], op) for op in setting.sections if SECTIONS[op] is Update}
+    if len(style.stages) > 1 and len({update.zero for update in updates.values()}) > 1:
+        # Frameworks have one ZeRO stage for all models.
+        return _plan(setting, replace(style, stages=style.stages[-1:]), pools, **structure)
     sections |= {PLACED[role]: update for role, update in updates.items()}
-    for op in setting.sections:
-        if SECTIONS[op] is Pass:
-            sections[op] = _pass(sites[HOME[op]], op, updates)
+    sections |= {op: _pass(sites[HOME[op]], op, updates) for op in setting.sections if SECTIONS[op] is Pass}
     return Plan(pools=tuple(pools), **{str(op): section for op, section in sections.items()}, **structure)
 
 
+def _check_framework(setting: Setting, style: Style) -> None:
+    name, backend = setting.job.algorithm.name, setting.backend
+    if style.algorithms and name not in style.algorithms:
+        raise InputError("preset", "must be of a framework that runs the algorithm", name)
+    if style.algorithms and backend is not None and backend.name == "local":
+        raise InputError("preset", "must not be a framework's where the backend is this project's own")
+    if not style.experts and any(shape.is_moe for shape in setting.job.models.values()):
+        raise InputError("preset", "must be of a framework that runs models with experts")
+
+
+def _engine(site: _Site) -> Generate:
+    """The smallest engine whose weights leave a cache room."""
+    shape, workload, style = site.setting.job.actor, site.setting.job.workload, site.style
+    plain = site.trainer(shape) == "plain"
+    memory = (style.percent or OWN_PERCENT) / 100 * site.device.memory_bytes
+    for tp, pp, ep in _engine_degrees(site, shape):
+        weights = 2 * _held(shape, tp, pp, max(tp, ep))
+        sequences = min(MAX_SEQUENCES, _power_at_most(-(-workload.sequences * tp * pp // site.pool.devices)))
+        if not plain and not style.percent:
+            cached = shape.kv_bytes(workload.max_tokens, 2) / (pp * (1 if shape.mla else min(tp, shape.kv_heads)))
+            sequences = min(sequences, _power_at_most(max(int((memory - weights) / cached), 1)))
+        if plain or weights <= ENGINE_SHARE * memory:
+            shares: dict[str, Any] = {} if plain else {"memory_percent": style.percent, "prefill_tokens": style.prefill}
+            return Generate(pool=site.pool.name, tp=tp, pp=pp, ep=ep, concurrency=sequences, **shares)
+    raise InputError("preset", "must have devices for an engine whose weights fit their memory", site.pool.devices)
+
+
+def _engine_degrees(site: _Site, shape: ModelShape) -> Iterator[tuple[int, int, int]]:
+    """(tp, pp, ep) of engines, smallest first. Experts are divided over an engine's own devices, or over more."""
+    experts = shape.moe.experts if shape.moe is not None else 1
+    pairs = _degrees(site, shape, pipeline=site.style.beyond == "layers", tensors_first=True)
+    yield from ((tp, pp, tp if experts % tp == 0 else 1) for tp, pp in pairs)
+    if site.style.beyond == "experts" and site.setting.backend is None:
+        for ep in _powers(min(experts, site.pool.devices)):
+            fitting = experts % ep == 0 and site.pool.devices % ep == 0
+            yield from ((tp, 1, ep) for tp, _ in pairs if fitting and ep > tp)
+
+
+def _update(site: _Site, op: Op) -> Update:
+    """The smallest degrees at which the states fit; where none do, states wait in host memory."""
+    shape, style = site.setting.shape(op), site.style
+    trainer, sequences = site.trainer(shape), Section(op=op, setting=site.setting).sequences
+    wanted = [style.offload, "all"] if site.colocated else ["none"]
+    for offload in [*dict.fromkeys(wanted), "optimizer"] if site.device.host and trainer != "plain" else ["none"]:
+        room = site.room(op, alone=offload == "all")
+        for degrees in _update_degrees(site, shape, sequences):
+            if _training_bytes(shape, degrees, optimizer=offload != "optimizer") <= room:
+                share = sequences // (degrees["dp"] * degrees["pp"])
+                micro = _micro(site, share, most=4, tokens=UPDATE_TOKENS)
+                recompute = "none" if trainer == "plain" else "full"
+                rest: dict[str, Any] = {"recompute": recompute, "offload": offload}
+                return Update(pool=site.pool.name, **degrees, **micro, **rest)
+    raise InputError("preset", f"must have devices for {op} whose memory fits the model's states", site.pool.devices)
+
+
+def _update_degrees(site: _Site, shape: ModelShape, sequences: int) -> Iterator[dict[str, Any]]:
+    trainer, devices = site.trainer(shape), site.pool.devices
+    if trainer != "megatron":
+        dp = _replicas(devices, sequences)
+        divides = trainer == "zero" and site.style.context
+        cp = max(n for n in _powers(min(devices // dp, MAX_CONTEXT) if divides else 1) if devices % n == 0)
+        for stage in site.style.stages if trainer == "zero" and dp > 1 else (0,):
+            yield {"tp": 1, "pp": 1, "cp": cp, "ep": 1, "dp": dp, "zero": stage}
+        return
+    for tp, pp in _degrees(site, shape, pipeline=True, tensors_first=not shape.is_moe):
+        dp = _replicas(devices // (tp * pp), sequences)
+        if sequences >= dp * pp and 2 * tp * pp * dp >= devices:
+            for ep in _expert_degrees(site, shape, tp * dp, devices // pp):
+                yield {"tp": tp, "pp": pp, "cp": 1, "ep": ep, "dp": dp, "zero": min(dp - 1, 1)}
+
+
+def _expert_degrees(site: _Site, shape: ModelShape, *same_layers: int) -> list[int]:
+    """Ways to divide experts: inside a domain, else over two of them, whatever has the same layers allowing it."""
+    if shape.moe is None:
+        return [1]
+    fitting = [
+        ep for ep in _powers(2 * site.device.domain) if not any(n % ep for n in (shape.moe.experts, *same_layers))
+    ]
+    return fitting[-2:]
+
+
+def _training_bytes(shape: ModelShape, degrees: Mapping[str, int], *, optimizer: bool) -> float:
+    """Bytes of a device: 2 for a weight, 4 for its gradient and 12 for its optimizer state, as ZeRO divides them."""
+    held = _held(shape, degrees["tp"], degrees["pp"], degrees["ep"])
+    divided = shape.parameters / (degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"])
+    weight, gradient, state = (divided if degrees["zero"] >= stage else held for stage in (3, 2, 1))
+    trained = shape.trainable_parameters / shape.parameters
+    return 2 * weight + trained * (4 * gradient + (12 * state if optimizer else 0))
+
+
+def _pass(site: _Site, op: Op, updates: Mapping[str, Update]) -> Pass:
+    """As its model trains, or as the actor does if it is of its shape; else the smallest degrees that fit."""
+    setting, style, devices = site.setting, site.style, site.pool.devices
+    shape, actor = setting.shape(op), updates["actor"]
+    away = HOME[op] not in updates and site.colocated and site.device.host and style.offload == "all"
+    alike = actor if shape == setting.job.actor and site.pool.name == actor.pool else None
+    like = None if style.per_call else updates.get(HOME[op], alike)
+    own = (like.tp, like.pp, like.cp, like.ep) if like is not None else _pass_degrees(site, op, alone=away)
+    tp, pp, cp, ep = own
+    fits = 2 * _held(shape, tp, pp, ep) <= site.room(op, alone=away)
+    divided = site.trainer(shape) == "zero" and devices > 1 and (actor.zero == 3 or not fits)
+    micro = _micro(site, -(-setting.job.workload.sequences * tp * pp * cp // devices), most=8, tokens=PASS_TOKENS)
+    rest: dict[str, Any] = {"zero": 3 if divided else 0, "offload": "all" if away else "none"}
+    return Pass(pool=site.pool.name, tp=tp, pp=pp, cp=cp, ep=ep, **micro, **rest)
+
+
+def _pass_degrees(site: _Site, op: Op, *, alone: bool) -> tuple[int, int, int, int]:
+    shape = site.setting.shape(op)
+    if site.trainer(shape) != "megatron":
+        return 1, 1, 1, 1
+    for tp, pp in _degrees(site, shape, pipeline=True, tensors_first=not shape.is_moe):
+        for ep in _expert_degrees(site, shape, site.pool.devices // pp):
+            if 2 * _held(shape, tp, pp, ep) <= site.room(op, alone=alone):
+                return tp, pp, 1, ep
+    raise InputError("preset", f"must have devices for {op} whose memory fits the model", site.pool.devices)
+
+
+def _micro(site: _Site, sequences: int, *, most: int, tokens: int) -> dict[str, Any]:
+    """A micro-batch of a replica that has `sequences`: by tokens if the framework packs, else by sequences."""
+    longest, plain = site.setting.job.workload.max_tokens, site.setting.backend and site.setting.backend.name == "local"
+    if site.style.tokens and not plain:
+        return {"micro_tokens": longest * max(n for n in (1, 2, 4) if n == 1 or n * longest <= site.style.tokens)}
+    return {"micro_batch": min(most, _power_at_most(sequences), _power_at_most(tokens // longest))}
+
+
+def _replicas(limit: int, sequences: int) -> int:
+    """The largest power of two within the limit that divides the sequences."""
+    return max(n for n in _powers(limit) if sequences % n == 0)
+
+
 def _held(shape: ModelShape, tp: int, pp: int, ep: int) -> float:
-    """Parameters that a device holds, if data-parallel ranks divide nothing."""
-    return (shape.parameters - shape.expert_parameters) / (tp * pp) + shape.expert_parameters / (pp * max(ep, tp))
+    """Parameters that a device holds if replicas divide nothing."""
+    return (shape.parameters - shape.expert_parameters) / (tp * pp) + shape.expert_parameters / (pp * ep)
 
 
-def _degrees(site: _Site, shape: ModelShape, *, pipeline: bool) -> list[tuple[int, int]]:
-    """(tp, pp) that divide the pool and the model, smallest first; pipelines before tensors for thin experts."""
+def _degrees(site: _Site, shape: ModelShape, *, pipeline: bool, tensors_first: bool) -> list[tuple[int, int]]:
+    """(tp, pp) that divide the pool and the model, smallest first."""
     devices, domain = site.pool.devices, site.device.domain
     found = [
         (tp, pp)
@@ -345,7 +473,7 @@ def _degrees(site: _Site, shape: ModelShape, *, pipeline: bool) -> list[tuple[in
         if devices % (tp * pp) == 0 and domain % tp == 0 and _divides_heads(shape, tp)
         if (pp - 1) * -(-shape.layers // pp) < shape.layers
     ]
-    return sorted(found, key=lambda d: (d[0] * d[1], d[0] if shape.is_moe else d[1]))
+    return sorted(found, key=lambda d: (d[0] * d[1], d[1] if tensors_first else d[0]))
 
 
 def _divides_heads(shape: ModelShape, tp: int) -> bool:

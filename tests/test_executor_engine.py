@@ -8,7 +8,7 @@ import build
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Phi3Config, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from executor import attention
 from executor.engine import Engine
@@ -30,7 +30,8 @@ def model_of(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     attention.register()
     sizes = {k: v for k, v in build.QWEN3_CONFIG.items() if k not in ("model_type", "architectures")}
-    config = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig}[kind](**sizes, initializer_range=0.2)
+    kinds = {"qwen3": Qwen3Config, "qwen2": Qwen2Config, "llama": LlamaConfig, "phi3": Phi3Config}
+    config = kinds[kind](**sizes, initializer_range=0.2, **({"pad_token_id": 0} if kind == "phi3" else {}))
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation=attention.NAME
     )
@@ -60,7 +61,7 @@ def run(model: PreTrainedModel, *, slots: int, groups: int = 5, members: int = 3
     return samples
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "phi3"])
 @pytest.mark.parametrize("slots", [1, 4, 64])
 def test_recorded_logprobs_are_the_models_own(kind: str, slots: int) -> None:
     model = model_of(kind)

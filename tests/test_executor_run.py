@@ -15,8 +15,11 @@ import psutil
 import pytest
 
 from executor.fleet import Fleet
+from executor.measure import calibrate
 from executor.result import RunResult, StepReport, stage_seconds
 from executor.run import Options, execute
+from ir.cluster import Cluster
+from ir.documents import read_document, write_document
 from ir.graph import Op
 from ir.job import Job
 from ir.lower import lower
@@ -217,6 +220,17 @@ def test_an_interrupt_passes_through(fleet: Fleet, tiny_job: Job, tiny_actor: Pa
     with pytest.raises(KeyboardInterrupt):
         go(fleet, tiny_job, tiny_actor, ONE, steps=10**6)
     assert time.monotonic() - begun < 6.0
+
+
+def test_a_machine_is_measured_as_a_cluster_that_can_be_kept(fleet: Fleet, tmp_path: Path) -> None:
+    cluster = calibrate(fleet, "cpu", 2, lambda text: None)
+    write_document(tmp_path / "cluster.toml", cluster)
+    assert read_document(tmp_path / "cluster.toml", Cluster) == cluster
+    assert (cluster.num_devices, cluster.is_uniform, cluster.groups[0].domain) == (2, True, 2)
+    (level,) = cluster.levels
+    assert {(point.op, point.ranks) for point in level.collectives} == {("all_reduce", 2), ("broadcast", 2)}
+    assert 1e-6 < level.latency_s < 0.1 and 1e7 < level.bandwidth < 1e12
+    assert 1e8 < cluster.device.memory_bandwidth < 1e13
 
 
 def test_stage_seconds_are_what_lies_in_a_step() -> None:

@@ -37,7 +37,7 @@ def test_what_the_executor_does_is_let_through(plan: Plan) -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (build.plan(train=3), "plan: pools: the pools' devices together must not exceed the devices there are"),
+        (build.plan(train=4), "plan: pools: the pools' devices together must not exceed the devices there are"),
         (
             set_(PLAN, pools=(Pool(name="rollout", devices=1, group=1), PLAN.pools[1])),
             "plan: pools: must lie in group 0 to be run: a machine is one group, got 1",
@@ -80,7 +80,7 @@ def test_what_the_executor_does_is_let_through(plan: Plan) -> None:
 )
 def test_a_plan_that_would_be_run_as_another_is_refused(plan: Plan, message: str) -> None:
     with pytest.raises(InputError) as caught:
-        check_plan(plan, build.job(), 3)
+        check_plan(plan, build.job(), 4)
     assert str(caught.value).startswith(message)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import build
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ir.errors import InputError
+from ir.job import Algorithm, Job, Lengths, Models, ModelSource, WarmStart, resolve, with_lengths
+from traces.rundir import RunDirectory
 from traces.schema import Span, Step, Trial, TrialState
 from traces.store import (
     UnreadableTrace,
@@ -270,3 +277,66 @@ def test_a_killed_writer_leaves_whole_rows(tmp_path: Path) -> None:
     assert trials[-1] == trial(trials[-1].run_id)
     spans = read_spans(tmp_path)
     assert len(spans) % 50 == 0 and len(spans) // 50 in (len(trials) - 1, len(trials))
+
+
+def job_with_models(folder: Path) -> Job:
+    """A PPO job whose models come from everywhere: a configuration beside the job, a directory, and known names."""
+    for place in (folder / "policy", folder / "else"):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps(build.QWEN3_CONFIG))
+    models = Models(
+        actor=ModelSource(path="policy/config.json", warm_start=WarmStart(steps=3, batch=4, learning_rate=1e-3)),
+        critic=ModelSource(name="Qwen/Qwen3-8B"),
+        reference=ModelSource(path=str(folder / "else")),
+        reward=ModelSource(path="else"),
+    )
+    document = msgspec.structs.replace(
+        build.job().document,
+        algorithm=Algorithm(name="ppo", learning_rate=1e-6, kl_coefficient=0.1),
+        models=models,
+    )
+    return resolve(document, folder, where="job")
+
+
+def test_a_run_directory_keeps_every_model_of_the_job(tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    job, directory = job_with_models(folder), RunDirectory(tmp_path / "run")
+    directory.create(job, build.cluster())
+    kept = directory.job()
+    assert (kept.identity, kept.models) == (job.identity, job.models)
+    assert kept.document == msgspec.structs.replace(
+        job.document,
+        models=msgspec.structs.replace(
+            job.document.models,
+            actor=msgspec.structs.replace(job.document.models.actor, path="actor.config.json"),
+            reward=ModelSource(path=str(folder / "else")),
+        ),
+    )
+    assert directory.cluster() == build.cluster()
+    directory.check(job)
+
+
+def test_a_configuration_is_kept_though_the_jobs_own_goes(tmp_path: Path) -> None:
+    job, directory = job_with_models(tmp_path / "home"), RunDirectory(tmp_path / "run")
+    directory.create(job, build.cluster())
+    shutil.rmtree(tmp_path / "home" / "policy")
+    assert directory.job().actor == job.actor
+    # A search may be started from what a run directory keeps, into that directory.
+    directory.create(directory.job(), build.cluster())
+    assert directory.job().identity == job.identity
+
+
+def test_a_run_directory_refuses_another_job(tmp_path: Path) -> None:
+    job, directory = job_with_models(tmp_path / "home"), RunDirectory(tmp_path / "run")
+    directory.create(job, build.cluster())
+    critic = msgspec.structs.replace(job.document.models, critic=ModelSource(name="Qwen/Qwen3-4B"))
+    other = resolve(msgspec.structs.replace(job.document, models=critic), job.directory, where="job")
+    with pytest.raises(InputError, match=r"job\.toml: must be the job searched"):
+        directory.check(other)
+
+
+def test_lengths_of_a_run_directory_are_those_that_were_measured(tmp_path: Path) -> None:
+    job, directory = job_with_models(tmp_path / "home"), RunDirectory(tmp_path / "run")
+    directory.create(with_lengths(job, Lengths(prompt=(1.0, 2.0), response=(3.0, 4.0))), build.cluster())
+    assert directory.job().workload.lengths == Lengths(prompt=(1.0, 2.0), response=(3.0, 4.0))
+    directory.check(job)
