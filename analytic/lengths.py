@@ -40,10 +40,6 @@ class Distribution:
         low, high, weight = self._pieces
         return float((weight * (low * low + low * high + high * high)).sum() / 3.0)
 
-    def largest_of(self, n: Float) -> Float:
-        """Expected maximum of n draws (Blom's plotting position)."""
-        return self.quantile((n - 0.375) / (n + 0.25))
-
     def expected_largest(self, n: Float) -> Float:
         """Expected maximum of n >= 1 draws, exactly: the integral of Q(p) d(p^n), by parts Q(1) less that of
         Q'(p) p^n. A plotting position is short of it where the tail is heavy, by 5 % for 512 draws at sigma 0.8."""

@@ -120,7 +120,8 @@ class PlanBatch:
 
     def plan(self, row: int) -> Plan:
         """One row as a plan, with the canonical pool names."""
-        value = {name: int(column[row]) for name, column in self.columns.items()}
+        one = self.take(np.array([row]))
+        value = {name: int(column[0]) for name, column in one.columns.items()}
         roles = [role for role in ROLES if value.get(f"devices.{role}", 0)]
         leader = {role: ROLES[value.get(f"place.{role}", 0)] for role in roles}
         leaders = [role for role in roles if leader[role] == role]
@@ -131,7 +132,7 @@ class PlanBatch:
                 **{name: _value(name, value.get(f"{op}.{name}", 0)) for name in fields_of(op)},
             )
             for op, kind in SECTIONS.items()
-            if bool(self.has(op)[row])
+            if one.has(op)[0]
         }
         return Plan(
             pools=tuple(
@@ -158,6 +159,15 @@ def _code(name: str, value: Any) -> int:
 def _flags(group: str, value: Mapping[str, int]) -> dict[str, bool]:
     prefix = f"{group}."
     return {name.removeprefix(prefix): bool(value.get(name, 0)) for name in FLAGS if name.startswith(prefix)}
+
+
+def concatenate(batches: list[PlanBatch]) -> PlanBatch:
+    """Batches one after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    names = [name for name in COLUMNS if any(name in batch.columns for batch in batches)]
+    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
+    return PlanBatch(sum(map(len, batches)), columns)
 
 
 def batch_of(plans: Sequence[Plan]) -> PlanBatch:

@@ -106,7 +106,7 @@ def wrap(text: str, style: Style, width: float) -> list[str]:
         if lines[-1] and text_width((lines[-1] + word).rstrip(), style) > width:
             lines.append("")
         lines[-1] += word
-    return [clip(line.rstrip(), style, width) for line in lines]
+    return [clip(line.rstrip().replace("\u00a0", " "), style, width) for line in lines]
 
 
 def _fitting_words(text: str, style: Style, width: float) -> list[str]:

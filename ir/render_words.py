@@ -63,10 +63,14 @@ def devices_text(pool: PoolSpan, rpeg: Rpeg) -> str:
 def job_text(rpeg: Rpeg) -> str:
     """Algorithm, sequences and lengths in one line."""
     w, tokens = rpeg.job.workload, sequence_tokens(rpeg.job)
-    lengths = f"{tokens.prompt:,.0f} + {tokens.response:,.0f} tokens"
+    lengths = f"{_length(tokens.prompt)} + {_length(tokens.response)} tokens"
     meaning = "prompt + response on average" if tokens.known else "at most, for the lengths are unknown"
     batch = f"{w.prompts_per_step:,} prompts x {w.samples_per_prompt:,} samples = {w.sequences:,} sequences a step"
     return f"{rpeg.job.algorithm.name}, {batch}, {lengths} ({meaning})"
+
+
+def _length(tokens: float) -> str:
+    return f"{tokens:,.0f}" if tokens >= 100 else f"{tokens:.3g}"
 
 
 def roles_of(stage: Stage, rpeg: Rpeg) -> tuple[Role, ...]:
@@ -82,10 +86,13 @@ def role_of(op: Op, rpeg: Rpeg) -> Role | None:
 
 
 def model_name(role: Role, rpeg: Rpeg) -> str:
-    """What the job calls a model: its name, or the last part of its path; a reference not given is the actor."""
+    """What the job calls a model: its name, or the directory it lies in; a reference that is not given is the actor."""
     models = rpeg.job.document.models
     source = getattr(models, role.value) or models.actor
-    return str(source.name or source.path.rstrip("/").rsplit("/", 1)[-1])
+    if source.name is not None:
+        return str(source.name)
+    parts = [part for part in str(source.path).split("/") if part not in ("", ".", "..", "config.json")]
+    return parts[-1] if parts else str(source.path)
 
 
 def model_text(role: Role, rpeg: Rpeg) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ir.batch import batch_of
 from ir.errors import InputError
 from ir.plan import Plan
-from search.relevance import mixed_radix, relevance_from
+from search.relevance import plan_keys, relevance_from
 from space.axes import Levels, Space
 from traces.schema import Span, Step, TrialState
 
@@ -89,13 +89,13 @@ class Candidates:
         for scale in (1.0, *(1.0 + 3.0 * np.eye(len(self.stages)))):
             same = np.broadcast_to(typical * scale, self.stage_seconds.shape)
             steps.append(self.compose(same, rows))
-        depends = relevance_from(self.space, self.levels, np.stack(steps, axis=1))
+        depends = relevance_from(self.levels, np.stack(steps, axis=1))
         return np.asarray(depends.any(axis=0), dtype=np.bool_)
 
     @cached_property
-    def keys(self) -> NDArray[np.int64]:
-        """Levels of every plan as one mixed-radix number, int64[n]."""
-        return mixed_radix(self.levels, self.space)
+    def keys(self) -> NDArray[np.uint64]:
+        """Levels of every plan as one number, uint64[n]."""
+        return plan_keys(self.levels)
 
     @cached_property
     def _by_key(self) -> Rows:
@@ -103,7 +103,7 @@ class Candidates:
 
     def rows_of(self, levels: Levels) -> Rows:
         """Candidates with the given levels int64[m, axes], intp[m]; -1 where there is none."""
-        wanted = mixed_radix(levels, self.space)
+        wanted = plan_keys(levels)
         at = np.minimum(np.searchsorted(self.keys, wanted, sorter=self._by_key), len(self) - 1)
         rows = self._by_key[at]
         return np.where(self.keys[rows] == wanted, rows, -1)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.errors import InputError
-from space.axes import Levels, Space
+from space.axes import Levels
 
 Floats = NDArray[np.float64]
 
@@ -19,39 +18,37 @@ _RELATIVE = 1e-9
 """Differences below are rounding."""
 
 
-def mixed_radix(levels: Levels, space: Space) -> NDArray[np.int64]:
-    """Rows of levels int64[n, axes] as numbers int64[n], in lexicographic order.
-
-    Raises:
-        InputError: the space is too large to number.
-    """
-    if space.num_combinations >= 1 << 62:
-        raise InputError("space", "must have fewer than 2^62 combinations", space.num_combinations)
-    return levels @ strides(space)
+def plan_keys(levels: Levels) -> NDArray[np.uint64]:
+    """Rows of levels int64[n, axes] as numbers uint64[n]: equal for equal rows, unequal else but for a chance of
+    n^2 / 2^65. Linear in the levels modulo 2^64, so that an axis can be taken out by subtracting its part."""
+    return np.asarray(levels.astype(np.uint64) @ multipliers(levels.shape[1]), dtype=np.uint64)
 
 
-def strides(space: Space) -> NDArray[np.int64]:
-    """What one level of each axis adds to a plan's number, int64[axes]."""
-    sizes = np.array([len(axis.values) for axis in space.axes], dtype=np.int64)
-    return np.append(np.cumprod(sizes[:0:-1])[::-1], 1).astype(np.int64)
+def multipliers(num_axes: int) -> NDArray[np.uint64]:
+    """What one level of each axis adds to a plan's key, uint64[axes]: the splitmix64 sequence (Steele et al., OOPSLA
+    2014), the same on every machine."""
+    with np.errstate(over="ignore"):
+        z = (np.arange(1, num_axes + 1, dtype=np.uint64)) * _HASH
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return np.asarray((z ^ (z >> np.uint64(31))) | np.uint64(1), dtype=np.uint64)
 
 
-def relevance_from(space: Space, levels: Levels, stage_seconds: Floats) -> NDArray[np.bool_]:
+def relevance_from(levels: Levels, stage_seconds: Floats) -> NDArray[np.bool_]:
     """Whether a stage depends on an axis, bool[S, axes].
 
     It does if two plans that differ in that axis alone have different seconds of the stage.
 
     Args:
-        space: The axes of `levels`.
         levels: int64[n, axes], no two rows alike.
         stage_seconds: float64[n, S], modelled.
     """
-    keys = mixed_radix(levels, space)
-    columns = [_depends(keys - levels[:, axis] * stride, stage_seconds) for axis, stride in enumerate(strides(space))]
-    return np.stack(columns, axis=1)
+    keys, each = plan_keys(levels), multipliers(levels.shape[1])
+    parts = levels.astype(np.uint64) * each
+    return np.stack([_depends(keys - parts[:, axis], stage_seconds) for axis in range(len(each))], axis=1)
 
 
-def _depends(group: NDArray[np.int64], seconds: Floats) -> NDArray[np.bool_]:
+def _depends(group: NDArray[np.uint64], seconds: Floats) -> NDArray[np.bool_]:
     """Whether each stage differs within some group of plans, bool[S].
 
     Sorted by group, a group in which anything differs has neighbours that do.
@@ -65,10 +62,10 @@ def _depends(group: NDArray[np.int64], seconds: Floats) -> NDArray[np.bool_]:
     return found
 
 
-def _whole_groups(group: NDArray[np.int64]) -> NDArray[np.intp]:
+def _whole_groups(group: NDArray[np.uint64]) -> NDArray[np.intp]:
     """About `MAX_ROWS` rows, chosen by a hash of their group so that no group is torn apart."""
     share = MAX_ROWS / max(len(group), 1)
     if share >= 1:
         return np.arange(len(group))
-    mixed = (group.astype(np.uint64) + np.uint64(1)) * _HASH
+    mixed = (group + np.uint64(1)) * _HASH
     return np.flatnonzero(mixed < np.uint64(share * 2.0**64))

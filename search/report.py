@@ -18,9 +18,13 @@ SHORT = {
     "generate": "gen",
     "reward": "rew",
     "reference_logprob": "ref",
+    "teacher_logprob": "teach",
     "old_logprob": "old",
     "reference_logprob+old_logprob": "ref+old",
+    "values": "val",
+    "update_critic": "critic",
     "update_actor": "update",
+    "update_critic+update_actor": "both",
     "sync_weights": "sync",
 }
 """Stage names in tables."""
@@ -28,24 +32,35 @@ SHORT = {
 
 def space_text(survey: Survey) -> str:
     """How large the space is and what it will be compared with."""
-    legal, fit = len(survey.legal.batch), int(survey.fits.sum())
+    priced, fit = len(survey.legal.batch), int(survey.fits.sum())
+    which = "all priced" if survey.is_whole else f"{priced:,} of them shortlisted and priced"
     lines = [
-        f"{survey.space.num_combinations:,} combinations of {len(survey.space.axes)} axes, {legal:,} legal, "
-        f"{fit:,} fit in {survey.capacity_bytes / 2**30:.1f} GiB a device",
+        f"{_large(survey.space.num_combinations)} combinations of {len(survey.space.axes)} axes, "
+        f"{_large(survey.num_legal)} legal plans, {which}, {fit:,} fit in {_size(survey.capacity_bytes)} a device",
         "presets:",
     ]
-    for name, plan in survey.presets.items():
-        row = survey.candidates.row_of(plan)
-        assert row is not None
-        lines.append(f"  {name:20} {plan.describe()}   predicted {survey.step_seconds[row]:.3f} s")
+    estimate = survey.preset_estimate
+    margin = 1.0 - survey.job.limits.memory_margin
+    rows = zip(survey.presets.items(), estimate.step_seconds, estimate.memory.fill, strict=True)
+    for (name, plan), seconds, fill in rows:
+        note = "" if fill <= margin else f" (does not fit: {fill:.0%} of memory)"
+        lines.append(f"  {name:22} predicted {seconds:.3f} s{note}   {plan.describe()}")
     return "\n".join(lines)
+
+
+def _large(number: int) -> str:
+    return f"{number:,}" if number < 10**12 else f"{number:.3e}"
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
 def ranking_text(survey: Survey, count: int = 10) -> str:
     """The fastest plans by the model, with what their step is made of."""
     rows = survey.ranking(count)
-    stages = [i for i in range(len(survey.candidates.stages)) if survey.estimate.stage_seconds[rows, i].any()]
-    header = ["#", "step s", *(SHORT[survey.candidates.stages[i]] for i in stages), "MiB", "bound by", "plan"]
+    stages = [i for i in range(len(survey.estimate.stages)) if survey.estimate.stage_seconds[rows, i].any()]
+    header = ["#", "step s", *(SHORT[survey.estimate.stages[i]] for i in stages), "memory", "bound by", "plan"]
     table = [header]
     for place, row in enumerate(rows, start=1):
         seconds = survey.estimate.stage_seconds[row]
@@ -54,7 +69,7 @@ def ranking_text(survey: Survey, count: int = 10) -> str:
                 str(place),
                 f"{survey.step_seconds[row]:.3f}",
                 *(f"{seconds[i]:.3f}" if seconds[i] else "-" for i in stages),
-                f"{survey.estimate.memory.peak[row] / 2**20:.0f}",
+                f"{survey.estimate.memory.fill[row]:.0%}",
                 survey.bound_by(row),
                 survey.candidates.plan(row).describe(),
             ]
@@ -62,11 +77,28 @@ def ranking_text(survey: Survey, count: int = 10) -> str:
     return align(table)
 
 
+def speedup_text(survey: Survey) -> str:
+    """How much faster the model's best plan is than each preset that fits."""
+    rows = survey.ranking(1)
+    if not rows or not survey.presets:
+        return ""
+    best, estimate = float(survey.step_seconds[rows[0]]), survey.preset_estimate
+    good = estimate.memory.fill <= 1.0 - survey.job.limits.memory_margin
+    ratios = [
+        f"{seconds / best:.2f} x {name}"
+        for name, seconds, fits in zip(survey.presets, estimate.step_seconds, good, strict=True)
+        if fits
+    ]
+    return "#1 is predicted " + ", ".join(ratios) if ratios else ""
+
+
 def memory_text(survey: Survey, row: int) -> str:
     """What a plan's memory is made of."""
     memory = survey.estimate.memory
-    terms = ", ".join(f"{name} {values[row] / 2**20:.0f}" for name, values in memory.terms.items() if values[row])
-    return f"{memory.peak[row] / 2**20:.0f} MiB on the fullest device (all pools: {terms})"
+    terms = ", ".join(
+        f"{name} {_size(float(values[row]))}" for name, values in memory.terms.items() if values[row] >= 2**20
+    )
+    return f"{_size(float(memory.peak[row]))} on the fullest device (all pools: {terms})"
 
 
 def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) -> str:

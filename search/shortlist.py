@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from analytic.estimate import section_cost
 from analytic.setup import Setup
-from ir.batch import CODES, PlanBatch
+from ir.batch import CODES, PlanBatch, concatenate
 from ir.graph import Op
-from space.enumerate import Case, Factor, LegalSpace, PoolCase, concatenate
+from space.enumerate import Case, Factor, LegalSpace, PoolCase
 from space.tables import Key, SectionTable
 
 Float = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The whole space of a job on a cluster, priced: what a search starts from and `predict` shows."""
+"""The space of a job on a cluster, priced: what a search starts from and `predict` shows."""
 
 from __future__ import annotations
 
@@ -7,31 +7,42 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
-from analytic.estimate import MODEL_VERSION, STAGES, Estimate, estimate_blocks
+from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
+from analytic.fit import setup
+from ir.backends import Backend
+from ir.batch import batch_of, concatenate
 from ir.cluster import Cluster
 from ir.errors import InputError
 from ir.job import Job
 from ir.plan import Plan
-from ir.rules import Setting
+from ir.rules import Setting, setting_of
 from search.problem import Candidates
-from search.relevance import relevance_from
-from space.axes import Space, default_space
-from space.enumerate import LegalPlans, enumerate_legal
+from search.relevance import plan_keys, relevance_from
+from search.shortlist import shortlist
+from space.axes import Space
+from space.build import default_space
+from space.enumerate import LegalPlans, LegalSpace, enumerate_legal, legal_space
 from space.presets import presets
 
 __all__ = ["MODEL_VERSION", "Survey", "survey"]
 
+LISTED = 300_000
+"""Legal plans up to which all are listed and priced; of a larger space, those of a shortlist."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Every legal plan with its price."""
+    """Legal plans with their price: all of them, or a shortlist of a large space."""
 
     job: Job
     cluster: Cluster
-    devices: int
-    """Devices a plan may use."""
+    setting: Setting
+    num_legal: int
+    """Legal plans of the whole space."""
     legal: LegalPlans
+    """Those that are priced."""
     estimate: Estimate
 
     @property
@@ -40,46 +51,55 @@ class Survey:
         return self.legal.space
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every legal plan is priced."""
+        return self.num_legal == len(self.legal.batch)
+
+    @property
     def capacity_bytes(self) -> float:
-        """What the model may fill of a device."""
+        """What the model may fill of a device, of the first group's."""
         return self.cluster.device.memory_bytes * (1.0 - self.job.limits.memory_margin)
 
     @cached_property
     def candidates(self) -> Candidates:
-        """The space as a search takes it."""
+        """The plans as a search takes them."""
         return Candidates(
             space=self.space,
             levels=self.legal.levels,
-            stages=STAGES,
+            stages=self.estimate.stages,
             stage_seconds=self.estimate.stage_seconds,
-            memory_bytes=self.estimate.memory.peak,
+            # Devices of several kinds are compared by the share of memory taken.
+            memory_bytes=self.estimate.memory.fill * self.cluster.device.memory_bytes,
             capacity_bytes=self.capacity_bytes,
-            relevance=relevance_from(self.space, self.legal.levels, self.estimate.stage_seconds),
+            relevance=relevance_from(self.legal.levels, self.estimate.stage_seconds),
             compose=self.estimate.compose,
         )
 
     @cached_property
-    def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def step_seconds(self) -> NDArray[np.float64]:
         """Modelled step of every plan, float64[n]."""
         return self.estimate.step_seconds
 
-    @property
-    def fits(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    @cached_property
+    def fits(self) -> NDArray[np.bool_]:
         """Whether the model says a plan fits, bool[n]."""
-        return self.estimate.memory.peak <= self.capacity_bytes
+        return np.asarray(self.estimate.memory.fill <= 1.0 - self.job.limits.memory_margin)
 
     @cached_property
     def presets(self) -> dict[str, Plan]:
         """The presets that are legal here."""
-        return {
-            name: plan
-            for name, plan in presets(self.job, self.devices).items()
-            if self.candidates.row_of(plan) is not None
-        }
+        return presets(self.setting)
+
+    @cached_property
+    def preset_estimate(self) -> Estimate:
+        """What the presets cost, in their order."""
+        return estimate(self.job, batch_of(list(self.presets.values())), self.cluster)
 
     def ranking(self, count: int) -> list[int]:
-        """The fastest plans that fit, best first; of plans that the model cannot tell apart, one."""
-        order = np.argsort(np.where(self.fits, self.step_seconds, np.inf), kind="stable")
+        """The fastest plans that fit, best first; of plans that the model cannot tell apart, the one with the least
+        staleness and memory."""
+        rounded = np.round(np.where(self.fits, self.step_seconds, np.inf), 4)
+        order = np.lexsort((self.estimate.memory.fill, self.estimate.batch["staleness"], rounded))
         found: dict[bytes, int] = {}
         for row in order[self.fits[order]]:
             seconds = np.append(self.estimate.stage_seconds[row], self.step_seconds[row])
@@ -93,28 +113,60 @@ class Survey:
         rows = np.array([row])
         seconds = self.estimate.stage_seconds[rows]
         if measured is not None:
-            seconds = np.array([[measured.get(stage, 0.0) for stage in STAGES]])
+            seconds = np.array([[measured.get(stage, 0.0) for stage in self.estimate.stages]])
         cycles = self.estimate.cycles(seconds, rows)
         return max(cycles, key=lambda name: float(cycles[name][0]))
 
 
-def survey(job: Job, cluster: Cluster) -> Survey:
-    """Enumerate and price the space.
+def survey(
+    job: Job, cluster: Cluster, *, backend: Backend | None = None, fix: Mapping[str, int] | None = None
+) -> Survey:
+    """Take the space apart and price it, whole if it is small enough.
+
+    Args:
+        job: It must have lengths.
+        cluster: Where it runs.
+        backend: What must be able to run the plans; None for anything.
+        fix: Columns of a plan that are given.
 
     Raises:
         InputError: the job has no lengths, or no plan is legal.
     """
-    if job.workload.lengths is None:
+    if job.lengths is None:
         raise InputError("job: workload.lengths", "must be given, or measured by a search of this job first")
-    devices = min(cluster.num_devices, job.limits.max_devices or cluster.num_devices)
-    space = default_space(job, devices)
-    legal = enumerate_legal(space, Setting(job=job, devices=devices))
-    if len(legal.batch) == 0:
+    setting = setting_of(job, cluster, backend).with_fixed(frozenset(fix or {}))
+    space = default_space(setting, fix)
+    legal = legal_space(space, setting)
+    if legal.num_plans == 0:
         raise InputError("job", "must have a legal plan on this cluster", "none")
+    plans = enumerate_legal(space, setting) if legal.num_plans <= LISTED else _shortlisted(legal, job, cluster)
     return Survey(
         job=job,
         cluster=cluster,
-        devices=devices,
-        legal=legal,
-        estimate=estimate_blocks(job, legal.batch, cluster),
+        setting=setting,
+        num_legal=legal.num_plans,
+        legal=plans,
+        estimate=estimate_blocks(job, plans.batch, cluster),
     )
+
+
+def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> LegalPlans:
+    batch = shortlist(legal, setup(job, cluster))
+    if len(batch) == 0:
+        raise InputError(
+            "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"
+        )
+    named = [plan for plan in presets(legal.setting).values() if _is_in(legal.space, plan)]
+    whole = concatenate([batch, batch_of(named)]) if named else batch
+    levels = legal.space.encode(whole)
+    _, first = np.unique(plan_keys(levels), return_index=True)
+    first.sort()
+    return LegalPlans(space=legal.space, levels=levels[first], batch=whole.take(first))
+
+
+def _is_in(space: Space, plan: Plan) -> bool:
+    try:
+        space.encode(batch_of([plan]))
+    except InputError:
+        return False
+    return True

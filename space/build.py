@@ -20,8 +20,8 @@ from space.axes import Axis, Space
 LABELS = ("place", "group", "fusions", "sharing", "sync", "in_flight", "precision", "offload", "recompute")
 """Columns, by what they end or begin with, whose values have no order."""
 
-MIN_TOKENS = 1024
-"""Longest-length tokens below which a smaller micro-batch only wastes launches."""
+MIN_TOKENS, MIN_SEQUENCES = 1024, 4
+"""Tokens of the longest sequences, or sequences, that the smallest micro-batch holds: less only wastes launches."""
 
 SMALL_GROUP = 8
 """Devices up to which a pool may have any size; beyond, sizes are 2^i and 3 x 2^i and what they leave over."""
@@ -190,7 +190,10 @@ def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
         "etp": _powers(domain) if experts > 1 else (1,),
         "dp": tuple(n for n in range(1, largest + 1) if sequences % n == 0),
         "zero": (0, 1, 2, 3) if updates else (0, 3),
-        "micro_batch": (0, *_from(-(-MIN_TOKENS // workload.max_tokens), _powers(sequences), share)),
+        "micro_batch": (
+            0,
+            *_from(min(-(-MIN_TOKENS // workload.max_tokens), MIN_SEQUENCES), _powers(sequences), share),
+        ),
         "micro_tokens": (0, *_budgets(workload.max_tokens)),
         "recompute": (0, 1, 2),
         "offload": (0, 1, 2) if updates else (0, 2),

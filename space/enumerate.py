@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.batch import COLUMNS, HOME, REMOVED_BY, ROLES, PlanBatch
+from ir.batch import COLUMNS, HOME, REMOVED_BY, ROLES, PlanBatch, concatenate
 from ir.errors import InputError
 from ir.graph import Op
 from ir.setting import Mask, Setting
@@ -82,8 +82,7 @@ class LegalSpace:
         leader = {role: ROLES[int(self.structures[f"place.{role}"][row])] for role in roles}
         pools = [
             (tuple(r for r in roles if leader[r] == lead), int(self.structures[f"group.{lead}"][row]))
-            for lead in roles
-            if leader[lead] == lead
+            for lead in dict.fromkeys(leader.values())
         ]
         absent = [op for op, flags in REMOVED_BY.items() if any(self.structures[flag][row] for flag in flags)]
         return Case(
@@ -91,8 +90,6 @@ class LegalSpace:
             staleness=int(self.structures["staleness"][row]),
             sections=tuple(op for op in self.setting.sections if op not in absent),
         )
-
-    # Counting
 
     @cached_property
     def num_plans(self) -> int:
@@ -103,10 +100,13 @@ class LegalSpace:
 
     def count(self, case: Case) -> int:
         """Plans of one structure: the product of the pools' counts, summed over sizes that fit together."""
-        totals = self._count_by_devices(tuple(self.pool_case(pool, case) for pool in case.pools))
-        devices = np.array([sum(used) for used in totals], dtype=np.int64)
-        good = self.setting.job.limits.allows(devices, self.setting.num_devices)
-        return sum(count for count, kept in zip(totals.values(), good.tolist(), strict=True) if kept)
+        return sum(self._allowed(tuple(self.pool_case(pool, case) for pool in case.pools)).values())
+
+    def _allowed(self, pools: tuple[PoolCase, ...]) -> dict[Used, int]:
+        """Plans of a structure by the devices used of each group, where the job's limits allow their sum."""
+        totals, limits = self._count_by_devices(pools), self.setting.job.limits
+        kept = limits.allows(np.array([sum(used) for used in totals], dtype=np.int64), self.setting.num_devices)
+        return {used: count for (used, count), good in zip(totals.items(), kept.tolist(), strict=True) if good}
 
     def _count_by_devices(self, pools: tuple[PoolCase, ...]) -> dict[Used, int]:
         """Plans by the devices used of each group, for the first pools of a structure."""
@@ -140,14 +140,10 @@ class LegalSpace:
             self._pool_counts[pool_case] = {size: count for size, count in counts.items() if count}
         return self._pool_counts[pool_case]
 
-    # Listing
-
     def pool_sizes(self, case: Case) -> Iterator[Sizes]:
         """Every choice of pool sizes that has a plan, in lexicographic order."""
         options = [sorted(self.counts_by_size(self.pool_case(pool, case))) for pool in case.pools]
-        for sizes in product(*options):
-            if self.fit(case, np.array([sizes], dtype=np.int64))[0]:
-                yield sizes
+        yield from (sizes for sizes in product(*options) if self.fit(case, np.array([sizes]))[0])
 
     def fit(self, case: Case, sizes: NDArray[np.int64]) -> Mask:
         """Which pool sizes, int64[n, pools], the groups have room for and the job's limits allow."""
@@ -161,12 +157,11 @@ class LegalSpace:
         cases, case_of = self.cases
         case = cases[int(case_of[structure])]
         constants = {name: int(column[structure]) for name, column in self.structures.items()}
-        spans: dict[Op, tuple[int, int]] = {}
-        for (roles, group), size in zip(case.pools, sizes, strict=True):
-            constants |= {f"devices.{role}": size for role in roles}
-            here = [op for op in case.sections if HOME[op] in roles]
-            spans |= {op: self.tables[op].rows_of(group, size, case.staleness) for op in here}
-        return Factor(constants=constants, tables=self.tables, spans={op: spans[op] for op in case.sections})
+        pools = zip(case.pools, sizes, strict=True)
+        where = {role: (group, size) for (roles, group), size in pools for role in roles}
+        constants |= {f"devices.{role}": size for role, (_, size) in where.items()}
+        spans = {op: self.tables[op].rows_of(*where[HOME[op]], case.staleness) for op in case.sections}
+        return Factor(constants=constants, tables=self.tables, spans=spans)
 
     def factors(self) -> Iterator[Factor]:
         """All of them, structure by structure."""
@@ -190,8 +185,6 @@ class LegalSpace:
         if waiting:
             yield concatenate(waiting)
 
-    # Drawing
-
     def sample(self, n: int, rng: Rng) -> PlanBatch:
         """`n` legal plans, each drawn independently and uniformly from all of them.
 
@@ -208,15 +201,13 @@ class LegalSpace:
             for structure in np.flatnonzero(structures).tolist()
             for sizes, number in self._draw_sizes(cases[int(case_of[structure])], int(structures[structure]), rng)
         ]
-        return concatenate(parts).take(rng.permutation(n)) if parts else PlanBatch(0)
+        return concatenate(parts).take(rng.permutation(n))
 
     def _draw_sizes(self, case: Case, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
         """How many of `n` plans of a structure have which pool sizes."""
         pools = tuple(self.pool_case(pool, case) for pool in case.pools)
-        totals = self._count_by_devices(pools)
-        allowed = self.setting.job.limits.allows(np.array([sum(used) for used in totals]), self.setting.num_devices)
-        weights = [count * int(kept) for count, kept in zip(totals.values(), allowed.tolist(), strict=True)]
-        for used, number in zip(totals, _portions(rng, n, weights).tolist(), strict=True):
+        totals = self._allowed(pools)
+        for used, number in zip(totals, _portions(rng, n, list(totals.values())).tolist(), strict=True):
             yield from self._split(pools, used, number, rng)
 
     def _split(self, pools: tuple[PoolCase, ...], used: Used, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
@@ -283,15 +274,6 @@ class Factor:
         return PlanBatch(count, {name: columns[name] for name in COLUMNS if name in columns})
 
 
-def concatenate(batches: list[PlanBatch]) -> PlanBatch:
-    """Batches one after the other."""
-    if len(batches) == 1:
-        return batches[0]
-    names = [name for name in COLUMNS if any(name in batch.columns for batch in batches)]
-    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
-    return PlanBatch(sum(map(len, batches)), columns)
-
-
 def legal_space(space: Space, setting: Setting) -> LegalSpace:
     """Take a space apart into its factors.
 
@@ -318,6 +300,5 @@ class LegalPlans:
 
 def enumerate_legal(space: Space, setting: Setting) -> LegalPlans:
     """Every legal plan of a space that is small enough to list."""
-    blocks = list(legal_space(space, setting).blocks())
-    batch = concatenate(blocks) if blocks else PlanBatch(0)
+    batch = concatenate(list(legal_space(space, setting).blocks()))
     return LegalPlans(space=space, levels=space.encode(batch), batch=batch)

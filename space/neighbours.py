@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.batch import COLUMNS, HOME, ROLES, PlanBatch, fields_of
+from ir.batch import COLUMNS, HOME, ROLES, PlanBatch, concatenate, fields_of
 from ir.errors import InputError
 from ir.graph import Op
 from ir.plan import SECTIONS
 from ir.setting import Setting
 from space.axes import Space
-from space.enumerate import Case, LegalSpace, concatenate, legal_space
+from space.enumerate import Case, LegalSpace, legal_space
 
 DEGREES = ("tp", "pp", "cp", "ep")
 """Fields that say how a model is cut up: a repair keeps them before all others."""

@@ -120,9 +120,9 @@ def verl_separate_async(setting: Setting) -> Plan:
     """verl 0.9.1, `trainer.v1.trainer_mode=separate_async` (verl/trainer/ppo/v1): `sampler.max_off_policy_threshold` 8
     versions or what the job allows, partial rollout always on, `checkpoint_engine.backend=nccl`, a reward model on
     a pool of its own; equal halves as in docs/advance/fully_async.md."""
-    own = frozenset({"reward"} & set(setting.roles))
+    style, own = replace(_VERL, percent=80), frozenset({"reward"})
     stale = max(min(8, setting.job.limits.max_staleness), 1)
-    return _apart(setting, replace(_VERL, percent=80), own=own, staleness=stale, in_flight=True, early_reward=True)
+    return _apart(setting, style, own=own, staleness=stale, in_flight=True, early_reward=True)
 
 
 def openrlhf_colocate_all(setting: Setting) -> Plan:
@@ -267,30 +267,41 @@ def _apart(
     early_reward: bool = False,
     **ahead: Any,
 ) -> Plan:
-    """Generation on a share of the devices, the first that leaves training enough; of several groups, on the first.
-    The roles in `own` have a pool together: half of the training side, or a quarter of the other without a critic."""
-    last, roles = len(setting.groups) - 1, setting.roles
+    """Generation on a share of the devices, the first that leaves training enough; the roles in `own` share a pool."""
+    verifier = Op.REWARD in setting.ops and Role.REWARD not in setting.job.models
+    fusions = Fusions(reward_with_generation=early_reward and verifier)
     for share in shares:
-        rollout, train = _split(setting, share)
-        side = 0
-        if own:
-            side = train // 2 if "critic" in own else rollout // 4
-            rollout, train = (rollout, train - side) if "critic" in own else (rollout - side, train)
-        lead = next((role for role in ROLES if role in own), "")
-        pools = {
-            Pool(name="rollout", devices=rollout): ("rollout",),
-            Pool(name=POOL_NAMES["actor"], devices=train, group=last): tuple(sorted(set(roles) - own - {"rollout"})),
-        }
-        if own:
-            group = last if "critic" in own else 0
-            pools[Pool(name=lead, devices=side, group=group)] = tuple(sorted(own))
-        verifier = early_reward and Op.REWARD in setting.ops and Role.REWARD not in setting.job.models
         try:
-            fusions = Fusions(reward_with_generation=verifier)
+            pools = _pools(setting, share, own & set(setting.roles))
             return _plan(setting, style, pools, fusions=fusions, sync="broadcast", **ahead)
         except InputError as error:
             failed = error
     raise failed
+
+
+def _pools(setting: Setting, share: float, own: frozenset[str]) -> dict[Pool, tuple[str, ...]]:
+    """Pools with their roles. Of several groups, the first generates and the last trains. A critic's pool is half of
+    the training side; one without, that only scores, a quarter of the other, so that training keeps its round size."""
+    last = len(setting.groups) - 1
+    if last:
+        rollout, train = _devices(setting, 0), _devices(setting, last)
+    else:
+        rollout, train = _split(setting, _devices(setting, 0), share)
+    side, group = 0, 0
+    if "critic" in own:
+        (train, side), group = _split(setting, train, 0.5), last
+    elif own:
+        rollout, side = _split(setting, rollout, 0.75)
+    pools = {
+        Pool(name="rollout", devices=rollout): ("rollout",),
+        Pool(name=POOL_NAMES["actor"], devices=train, group=last): tuple(
+            role for role in setting.roles if role not in own and role != "rollout"
+        ),
+    }
+    if own:
+        roles = tuple(role for role in ROLES if role in own)
+        pools[Pool(name=roles[0], devices=side, group=group)] = roles
+    return pools
 
 
 def _devices(setting: Setting, group: int) -> int:
@@ -299,17 +310,14 @@ def _devices(setting: Setting, group: int) -> int:
     return max((size for size in pool_sizes(setting) if size <= most), default=0)
 
 
-def _split(setting: Setting, share: float) -> tuple[int, int]:
-    """Devices that generate and that train: whole groups, or a share of the one there is and what it leaves."""
-    last = len(setting.groups) - 1
-    devices, sizes = _devices(setting, last), set(pool_sizes(setting))
-    if last:
-        return _devices(setting, 0), devices
+def _split(setting: Setting, devices: int, share: float) -> tuple[int, int]:
+    """Sizes of two pools, the first as near to its share as the space allows."""
+    sizes = set(pool_sizes(setting))
     options = [size for size in sorted(sizes) if devices - size in sizes]
     if not options:
-        raise InputError("preset", "needs two devices", devices)
-    rollout = min(options, key=lambda size: abs(size - round(devices * share)))
-    return rollout, devices - rollout
+        raise InputError("preset", "must have devices for two pools", devices)
+    first = min(options, key=lambda size: abs(size - round(devices * share)))
+    return first, devices - first
 
 
 # Layouts

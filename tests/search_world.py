@@ -11,13 +11,15 @@ import build
 import numpy as np
 from numpy.typing import NDArray
 
+from ir.backends import backend
+from ir.graph import Op
 from ir.plan import Plan
-from ir.rules import Setting
+from ir.setting import Devices, Setting
 from search.problem import Candidates, Floats, Monitor, Outcome, Rows
 from search.relevance import relevance_from
 from search.study import Problem
 from search.view import Identity
-from space.axes import default_space
+from space.build import default_space
 from space.enumerate import LegalPlans, enumerate_legal
 from traces.schema import TrialState
 
@@ -29,8 +31,10 @@ def make_candidates(*, prompts: int = 4, devices: int = 2, max_staleness: int = 
     """All legal plans of a job of `prompts` x 4 samples, with a simple model: work over devices and a cost
     per pass, pools in turn or side by side."""
     job = build.job(prompts_per_step=prompts, max_staleness=max_staleness)
-    space = default_space(job, devices)
-    legal = enumerate_legal(space, Setting(job=job, devices=devices))
+    groups = (Devices(count=devices, domain=devices),)
+    setting = Setting(job=job, groups=groups, backend=backend("local"))
+    space = default_space(setting)
+    legal = enumerate_legal(space, setting)
     seconds = _stage_seconds(legal, job.workload.sequences)
     return Candidates(
         space=space,
@@ -39,30 +43,36 @@ def make_candidates(*, prompts: int = 4, devices: int = 2, max_staleness: int = 
         stage_seconds=seconds,
         memory_bytes=_memory(legal),
         capacity_bytes=CAPACITY,
-        relevance=relevance_from(space, legal.levels, seconds),
+        relevance=relevance_from(legal.levels, seconds),
         compose=Composition(legal, overlap=1.0),
     )
 
 
 def _stage_seconds(legal: LegalPlans, sequences: int) -> Floats:
     b = legal.batch
-    waves = np.ceil(sequences / (b.generate_devices * b.concurrency))
-    generate = 0.4 + waves * (1.0 + 0.03 * b.concurrency)
-    passes = np.ceil(sequences / (b.train_devices * b.logprob_micro_batch))
-    logprob = passes * (0.05 + 0.02 * b.logprob_micro_batch)
-    old = np.where((b.rollout_logprob == 1) | (b.fold_old_logprob == 1), 0.0, logprob)
-    old = np.where(b.merge_logprobs == 1, 0.6 * old, old)
-    micro = np.ceil(sequences / (b.dp * b.update_micro_batch))
-    update = micro * (0.1 + 0.06 * b.update_micro_batch) * np.where(b.recompute == 1, 1.3, 1.0) + 0.05 * b.dp
-    sync = np.where(b.colocated == 1, 0.05, 0.3 + 0.05 * b.generate_devices)
+    generate_devices, train_devices = b["devices.rollout"], b["devices.actor"]
+    waves = np.ceil(sequences / (generate_devices * b["generate.concurrency"]))
+    generate = 0.4 + waves * (1.0 + 0.03 * b["generate.concurrency"])
+    logprob = _passes(sequences, train_devices, b["reference_logprob.micro_batch"])
+    old = np.where(b.has(Op.OLD_LOGPROB), _passes(sequences, train_devices, b["old_logprob.micro_batch"]), 0.0)
+    old = np.where(b["fusions.merge_logprobs"] == 1, 0.6 * logprob, old)
+    dp, size = b["update_actor.dp"], b["update_actor.micro_batch"]
+    micro = np.ceil(sequences / (dp * size))
+    update = micro * (0.1 + 0.06 * size) * np.where(b["update_actor.recompute"] > 0, 1.3, 1.0) + 0.05 * dp
+    sync = np.where(b["place.actor"] == 0, 0.05, 0.3 + 0.05 * generate_devices)
     return np.stack([generate, logprob, old, update, sync], axis=1).astype(float)
+
+
+def _passes(sequences: int, devices: NDArray[np.int32], size: NDArray[np.int32]) -> Floats:
+    return np.asarray(np.ceil(sequences / (devices * np.maximum(size, 1))) * (0.05 + 0.02 * size), dtype=float)
 
 
 def _memory(legal: LegalPlans) -> Floats:
     b = legal.batch
-    training = 1e9 + 0.35e9 * b.update_micro_batch * np.where(b.recompute == 1, 0.4, 1.0) / np.sqrt(b.dp)
-    rollout = 0.5e9 + 0.06e9 * b.concurrency
-    together = np.where(b.colocated == 1, training + rollout, np.maximum(training, rollout))
+    less = np.where(b["update_actor.recompute"] > 0, 0.4, 1.0)
+    training = 1e9 + 0.35e9 * b["update_actor.micro_batch"] * less / np.sqrt(b["update_actor.dp"])
+    rollout = 0.5e9 + 0.06e9 * b["generate.concurrency"]
+    together = np.where(b["place.actor"] == 0, training + rollout, np.maximum(training, rollout))
     return np.asarray(together, dtype=float)
 
 
@@ -71,8 +81,8 @@ class Composition:
     `overlap` is the share of the shorter side that is really hidden."""
 
     def __init__(self, legal: LegalPlans, overlap: float) -> None:
-        self._side_by_side = (legal.batch.colocated == 0) & (legal.batch.staleness > 0)
-        self._streamed = legal.batch.stream == 1
+        self._side_by_side = (legal.batch["place.actor"] > 0) & (legal.batch["staleness"] > 0)
+        self._streamed = legal.batch["fusions.stream"] == 1
         self._overlap = overlap
 
     def __call__(self, seconds: Floats, rows: Rows) -> Floats:

@@ -52,14 +52,14 @@ def test_relevance_is_what_pairs_of_plans_show() -> None:
         (axes,) = np.nonzero(levels[a] != levels[b])
         if len(axes) == 1:
             expected[:, axes[0]] |= seconds[a] != seconds[b]
-    np.testing.assert_array_equal(relevance_from(small.space, levels, seconds), expected)
+    np.testing.assert_array_equal(relevance_from(levels, seconds), expected)
 
 
 def test_relevance_of_a_sample_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     large = sw.make_candidates(prompts=8, devices=4)
-    whole = relevance_from(large.space, large.levels, large.stage_seconds)
+    whole = relevance_from(large.levels, large.stage_seconds)
     monkeypatch.setattr(relevance, "MAX_ROWS", len(large) // 4)
-    np.testing.assert_array_equal(relevance_from(large.space, large.levels, large.stage_seconds), whole)
+    np.testing.assert_array_equal(relevance_from(large.levels, large.stage_seconds), whole)
 
 
 def test_the_composition_depends_on_what_runs_side_by_side() -> None:
