@@ -18,6 +18,7 @@ from ir.errors import InputError
 if TYPE_CHECKING:
     from executor.result import RunResult, StepReport
     from executor.session import Session
+    from ir.backends import Backend
     from ir.cluster import Cluster
     from ir.job import Job
     from ir.plan import Plan
@@ -67,10 +68,21 @@ def _parser() -> argparse.ArgumentParser:
             help="RL steps of the best plan at the end (60)",
         )
 
-    cluster_help = "cluster.toml (this machine, measured)"
-    search = command(search_, "find the best plan of a job with real runs, then run it")
-    search.add_argument("job", type=Path, help="job.toml")
-    search.add_argument("--cluster", type=Path, metavar="FILE", help=cluster_help)
+    def job(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        sub.add_argument("job", type=Path, help="job.toml")
+        return sub
+
+    def cluster(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        text = "cluster.toml, or a known system and its devices, as in dgx-h100:64 (this machine, measured)"
+        sub.add_argument("--cluster", metavar="CLUSTER", help=text)
+        return sub
+
+    def kept_to(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        sub.add_argument("--backend", metavar="NAME", help="only plans that it runs: local, torch, deepspeed, megatron")
+        sub.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="pin an axis; repeatable")
+        return sub
+
+    search = cluster(job(command(search_, "find the best plan of a job with real runs, then run it")))
     search.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/NAME-TIME)")
     budget(search, 20, "real runs at most")
     resume = command(resume_, "go on with a search from its traces")
@@ -78,12 +90,15 @@ def _parser() -> argparse.ArgumentParser:
     budget(resume, 8, "more real runs at most")
     run = command(run_, "run a plan for real")
     run.add_argument("plan", type=Path, help="plan.toml")
-    run.add_argument("job", type=Path, help="job.toml")
-    run.add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
-    predict = command(predict_, "rank the space by the model alone, without real runs")
-    predict.add_argument("job", type=Path, help="job.toml")
-    predict.add_argument("--cluster", type=Path, metavar="FILE", help=cluster_help)
+    job(run).add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
+    predict = kept_to(cluster(job(command(predict_, "rank the space by the model alone, without real runs"))))
     predict.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (10)")
+    predict.add_argument("--out", type=Path, metavar="FILE", help="write the best as plan.toml")
+    kept_to(cluster(job(command(space_, "print the axes of a job's plans, and how many plans are legal"))))
+    describe = cluster(job(command(describe_, "draw a plan's step: a tree, and an SVG file")))
+    describe.add_argument("--plan", metavar="PLAN", help="plan.toml or the name of a preset (the first that is legal)")
+    describe.add_argument("--out", type=Path, metavar="FILE", help="the SVG (NAME.svg)")
+    describe.add_argument("--mermaid", action="store_true", help="print Mermaid in place of the tree")
     calibrate = command(calibrate_, "measure this machine anew")
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="write the cluster.toml here too")
     show = command(show_, "print what a run directory holds")
@@ -103,7 +118,7 @@ def search_(options: argparse.Namespace) -> int:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     directory = RunDirectory(options.out or Path("runs") / f"{job.document.name}-{stamp}")
     directory.check(job)
-    with _session(job, _cluster_file(options.cluster)) as (session, job):
+    with _session(job, _cluster(options.cluster)) as (session, job):
         directory.create(job, session.cluster)
         return _tune(session, job, directory, options, more=False)
 
@@ -119,31 +134,68 @@ def resume_(options: argparse.Namespace) -> int:
 
 def run_(options: argparse.Namespace) -> int:
     """Run one plan."""
+    from executor.fleet import devices_here
+    from executor.session import check_plan
     from ir.documents import read_document
     from ir.job import load_job
     from ir.plan import Plan
-    from ir.rules import Setting, check
 
     job = load_job(options.job)
     plan = read_document(options.plan, Plan)
+    check_plan(plan, job, devices_here()[1], where=str(options.plan))
     with _session(job, None) as (session, job):
-        check(plan, Setting(job=job, devices=_devices(job, session.cluster)), where=str(options.plan))
         result = _run_final(session, job, plan, options.steps, run_id="run")
     return 1 if result.failure else 0
 
 
 def predict_(options: argparse.Namespace) -> int:
     """Rank by the model."""
-    from executor.session import known_lengths
-    from ir.job import load_job
-    from search.report import memory_text, ranking_text, space_text
+    from ir.documents import write_document
+    from search.report import memory_text, ranking_text, space_text, speedup_text
     from search.survey import survey
 
-    job = known_lengths(load_job(options.job))
-    found = survey(job, _cluster_file(options.cluster) or _measured_cluster())
-    print(space_text(found))
-    print(ranking_text(found, options.top))
-    print(f"#1: {memory_text(found, found.ranking(1)[0])}")
+    job, cluster, backend, fix = _planning(options)
+    found = survey(job, cluster, backend=backend, fix=fix)
+    print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
+    for row in found.ranking(1):
+        print(f"#1: {memory_text(found, row)}")
+        if options.out:
+            write_document(options.out, found.candidates.plan(row))
+    return 0
+
+
+def space_(options: argparse.Namespace) -> int:
+    """Print a space."""
+    from ir.rules import setting_of
+    from space.build import default_space
+    from space.enumerate import legal_space
+    from space.report import axes_text, counts_text, selectivity_text
+
+    job, cluster, backend, fix = _planning(options)
+    setting = setting_of(job, cluster, backend).with_fixed(frozenset(fix))
+    space = default_space(setting, fix)
+    print(axes_text(space))
+    print(counts_text(legal_space(space, setting)))
+    print(selectivity_text(space, setting))
+    return 0
+
+
+def describe_(options: argparse.Namespace) -> int:
+    """Draw a plan."""
+    from ir.documents import write_atomically
+    from ir.job import load_job
+    from ir.lower import lower
+    from ir.render import mermaid, svg, tree_text
+    from ir.rules import setting_of
+    from space.presets import load_plan
+
+    job = load_job(options.job)
+    plan = load_plan(options.plan, setting_of(job, _cluster(options.cluster) or _measured_cluster()))
+    rpeg = lower(job, plan)
+    out = options.out or Path(f"{job.document.name}.svg")
+    write_atomically(out, svg(rpeg, title=f"{job.document.name}: {plan.describe()}").encode())
+    print(mermaid(rpeg) if options.mermaid else tree_text(rpeg))
+    print(f"drawn in {out}", file=sys.stderr)
     return 0
 
 
@@ -165,6 +217,7 @@ def calibrate_(options: argparse.Namespace) -> int:
 
 def show_(options: argparse.Namespace) -> int:
     """Print a run directory."""
+    from ir.backends import backend
     from search.report import reward_text, trials_text
     from search.survey import survey
     from search.tuning import conclude
@@ -172,7 +225,7 @@ def show_(options: argparse.Namespace) -> int:
     from traces.store import read_steps, read_trials
 
     directory = RunDirectory(options.run_dir)
-    found = survey(directory.job(), directory.cluster())
+    found = survey(directory.job(), directory.cluster(), backend=backend("local"))
     trials = read_trials(directory.path)
     print(trials_text(found, trials))
     if trials:
@@ -187,13 +240,14 @@ def show_(options: argparse.Namespace) -> int:
 
 
 def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool) -> int:
+    from ir.backends import backend
     from search.problem import Budget
     from search.report import ranking_text, space_text
     from search.survey import survey
     from search.tuning import conclude, search
     from traces.store import read_trials
 
-    found = survey(job, session.cluster)
+    found = survey(job, session.cluster, backend=backend("local"))
     print(space_text(found))
     print(f"\nthe model's ten best:\n{ranking_text(found)}\n")
     past = read_trials(directory.path)
@@ -311,14 +365,15 @@ def _run_final(
 def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]:
     """Workers, the measured machine, and the job's actor; everything is ended on leaving."""
     from executor.fleet import Fleet, devices_here
-    from executor.session import Session, cached_cluster, measure_cluster, ready_actor
+    from executor.session import Session, cached_cluster, check_runnable, measure_cluster, ready_actor
 
+    check_runnable(job)
     kind, devices = devices_here()
-    if cluster is not None and (cluster.num_devices > devices or cluster.device.kind != kind):
+    if cluster is not None and (cluster.num_devices > devices or cluster.device.kind != kind or not cluster.is_uniform):
         raise InputError(
             "cluster",
             f"must be a part of this machine for real runs ({devices} x {kind})",
-            f"{cluster.num_devices} x {cluster.device.kind}",
+            " + ".join(f"{group.num_devices} x {group.device.kind}" for group in cluster.groups),
         )
     with Fleet(devices, kind) as fleet:
         cluster = cluster or cached_cluster() or measure_cluster(fleet, _say)
@@ -339,15 +394,24 @@ def _measured_cluster() -> Cluster:
     return cluster
 
 
-def _cluster_file(path: Path | None) -> Cluster | None:
-    from ir.cluster import Cluster
-    from ir.documents import read_document
+def _cluster(text: str | None) -> Cluster | None:
+    from ir.systems import load_cluster
 
-    return read_document(path, Cluster) if path else None
+    return load_cluster(text) if text else None
 
 
-def _devices(job: Job, cluster: Cluster) -> int:
-    return job.limits.most_devices(cluster.num_devices)
+def _planning(options: argparse.Namespace) -> tuple[Job, Cluster, Backend | None, dict[str, int]]:
+    """What plans are made for: without a cluster this machine and what runs here, with one anything that is legal."""
+    from executor.session import known_lengths
+    from ir.backends import backend
+    from ir.job import load_job
+    from space.build import parse_fix
+
+    cluster = _cluster(options.cluster)
+    name = options.backend or (None if cluster else "local")
+    job = known_lengths(load_job(options.job))
+    fix = dict(parse_fix(text) for text in options.fix)
+    return job, cluster or _measured_cluster(), backend(name) if name else None, fix
 
 
 def _identity(found: Survey) -> Identity:

@@ -37,15 +37,31 @@ def multipliers(num_axes: int) -> NDArray[np.uint64]:
 def relevance_from(levels: Levels, stage_seconds: Floats) -> NDArray[np.bool_]:
     """Whether a stage depends on an axis, bool[S, axes].
 
-    It does if two plans that differ in that axis alone have different seconds of the stage.
+    It does if two plans that differ in that axis alone, and in axes that it determines, have different seconds of the
+    stage.
 
     Args:
         levels: int64[n, axes], no two rows alike.
         stage_seconds: float64[n, S], modelled.
     """
     keys, each = plan_keys(levels), multipliers(levels.shape[1])
-    parts = levels.astype(np.uint64) * each
-    return np.stack([_depends(keys - parts[:, axis], stage_seconds) for axis in range(len(each))], axis=1)
+    parts, tied = levels.astype(np.uint64) * each, determines(levels) | np.eye(len(each), dtype=bool)
+    own = [parts[:, together].sum(axis=1, dtype=np.uint64) for together in tied]
+    return np.stack([_depends(keys - part, stage_seconds) for part in own], axis=1)
+
+
+def determines(levels: Levels) -> NDArray[np.bool_]:
+    """Whether the level of axis i says that of axis j in every plan, bool[i, j], of levels int64[n, axes]. Of two axes
+    that determine each other, the first one does."""
+    sizes = levels.max(axis=0, initial=0) + 1
+    num_axes = levels.shape[1]
+    found = np.zeros((num_axes, num_axes), dtype=bool)
+    for i in range(num_axes):
+        for j in range(num_axes):
+            seen = np.zeros(sizes[i] * sizes[j], dtype=bool)
+            seen[levels[:, i] * sizes[j] + levels[:, j]] = True
+            found[i, j] = i != j and bool((seen.reshape(sizes[i], sizes[j]).sum(axis=1) <= 1).all())
+    return found & ~np.tril(found & found.T)
 
 
 def _depends(group: NDArray[np.uint64], seconds: Floats) -> NDArray[np.bool_]:

@@ -37,6 +37,9 @@ OWN_PERCENT = 60
 MAX_SEQUENCES = 256
 """Sequences that an engine decodes together by default: vLLM's `max_num_seqs` in verl and AReaL."""
 
+MIN_SEQUENCES = 8
+"""Sequences that an engine's own cache must hold at their longest, if there are so many."""
+
 PASS_TOKENS, UPDATE_TOKENS = 32768, 16384
 """Longest-length tokens that micro-batches by sequences are kept below."""
 
@@ -351,15 +354,14 @@ def _engine(site: _Site) -> Generate:
     shape, workload, style = site.setting.job.actor, site.setting.job.workload, site.style
     plain = site.trainer(shape) == "plain"
     memory = (style.percent or OWN_PERCENT) / 100 * site.device.memory_bytes
+    shares: dict[str, Any] = {} if plain else {"memory_percent": style.percent, "prefill_tokens": style.prefill}
     for tp, pp, ep in _engine_degrees(site, shape):
         weights = 2 * _held(shape, tp, pp, max(tp, ep))
-        sequences = min(MAX_SEQUENCES, _power_at_most(-(-workload.sequences * tp * pp // site.pool.devices)))
-        if not plain and not style.percent:
-            cached = shape.kv_bytes(workload.max_tokens, 2) / (pp * (1 if shape.mla else min(tp, shape.kv_heads)))
-            sequences = min(sequences, _power_at_most(max(int((memory - weights) / cached), 1)))
-        if plain or weights <= ENGINE_SHARE * memory:
-            shares: dict[str, Any] = {} if plain else {"memory_percent": style.percent, "prefill_tokens": style.prefill}
-            return Generate(pool=site.pool.name, tp=tp, pp=pp, ep=ep, concurrency=sequences, **shares)
+        wanted = min(MAX_SEQUENCES, _power_at_most(-(-workload.sequences * tp * pp // site.pool.devices)))
+        cached = shape.kv_bytes(workload.max_tokens, 2) / (pp * (1 if shape.mla else min(tp, shape.kv_heads)))
+        held = wanted if plain or style.percent else min(wanted, _power_at_most(int((memory - weights) / cached)))
+        if plain or (weights <= ENGINE_SHARE * memory and held >= min(MIN_SEQUENCES, wanted)):
+            return Generate(pool=site.pool.name, tp=tp, pp=pp, ep=ep, concurrency=held, **shares)
     raise InputError("preset", "must have devices for an engine whose weights fit their memory", site.pool.devices)
 
 
@@ -494,4 +496,5 @@ def _powers(limit: int) -> list[int]:
 
 
 def _power_at_most(value: int) -> int:
-    return 1 << max(value.bit_length() - 1, 0)
+    """At least 1."""
+    return 1 << (max(value, 1).bit_length() - 1)

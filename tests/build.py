@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ir.batch import REMOVED_BY
 from ir.cluster import Cluster, CollectivePoint, Device, Group, Host, Level, MatmulPoint
 from ir.job import (
     Algorithm,
@@ -19,8 +22,10 @@ from ir.job import (
     WarmStart,
     Workload,
 )
-from ir.model import ModelShape
-from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
+from ir.model import ModelShape, with_lora
+from ir.plan import SECTIONS, Fusions, Generate, Pass, Plan, Pool, Sharing, Update
+from ir.setting import Devices, Setting
+from ir.workload import Turns
 
 SHAPE = ModelShape(
     layers=2,
@@ -79,6 +84,55 @@ def job(*, shape: ModelShape = SHAPE, directory: Path = Path("."), warm_start: i
     )
     others = {Role.REFERENCE: shape} if document.algorithm.kl_coefficient > 0 else {}
     return Job(document=document, directory=directory, actor=shape, others=others)
+
+
+def jobs() -> dict[str, Job]:
+    """A small job for every shape that a step's graph can have."""
+    ppo = job(name="ppo", max_staleness=2)
+    return {
+        "grpo": job(max_staleness=2),
+        "ppo": replace(ppo, others={**ppo.others, Role.CRITIC: SHAPE, Role.REWARD: SHAPE}),
+        "dapo": job(name="dapo", kl_coefficient=0.0, useful_groups=0.5, max_staleness=2),
+        "remax": job(name="remax", max_staleness=2),
+        "distillation": replace(
+            job(name="distillation", kl_coefficient=0.0, max_staleness=2),
+            others={Role.TEACHER: replace(SHAPE, layers=4)},
+        ),
+        "multi-turn": job(turns=Turns(mean=3.0), max_staleness=2),
+        "lora": replace(job(max_staleness=2), actor=with_lora(SHAPE, 4)),
+    }
+
+
+def full_plan(
+    of: Job,
+    *,
+    pools: Mapping[str, int] | None = None,
+    place: Mapping[str, str] | None = None,
+    change: Mapping[str, Mapping[str, Any]] | None = None,
+    flags: tuple[str, ...] = (),
+    **fields: Any,
+) -> Plan:
+    """A plain plan for any job: generation on the first pool, all else on the last. `place` puts sections elsewhere,
+    `change` replaces fields of sections, `flags` sets fusions and shared models, which remove their sections."""
+    pools = pools or {"rollout": 1, "train": 1}
+    plain: dict[Any, dict[str, Any]] = {
+        Generate: {"concurrency": 8},
+        Pass: {"micro_batch": 4},
+        Update: {"micro_batch": 4},
+    }
+    sections = {}
+    for op in Setting(job=of, groups=(Devices(count=1),)).sections:
+        if not {flag.partition(".")[2] for flag in REMOVED_BY.get(op, ())} & set(flags):
+            pool = (place or {}).get(op, list(pools)[0 if op == "generate" else -1])
+            sections[str(op)] = SECTIONS[op](pool=pool, **plain[SECTIONS[op]] | dict((change or {}).get(op, {})))
+    defaults = {"sync": "reshard" if len(pools) == 1 else "broadcast"}
+    return Plan(
+        pools=tuple(Pool(name=name, devices=devices) for name, devices in pools.items()),
+        fusions=Fusions(**{name: True for name in flags if name in Fusions.__struct_fields__}),
+        sharing=Sharing(**{name: True for name in flags if name in Sharing.__struct_fields__}),
+        **sections,
+        **defaults | fields,
+    )
 
 
 def plan(

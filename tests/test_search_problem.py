@@ -12,7 +12,7 @@ import search_world as sw
 from ir.errors import InputError
 from search import relevance
 from search.problem import Budget
-from search.relevance import relevance_from
+from search.relevance import determines, relevance_from
 
 CANDIDATES = sw.make_candidates()
 
@@ -33,7 +33,7 @@ def test_params_are_the_values_of_the_axes() -> None:
     row = CANDIDATES.row_of(build.plan(train=2, colocated=True, concurrency=8, logprob_micro_batch=4))
     assert row is not None
     params = CANDIDATES.params(row)
-    assert (params["colocated"], params["train_devices"], params["concurrency"]) == ("1", "2", "8")
+    assert (params["place.actor"], params["devices.actor"], params["generate.concurrency"]) == ("0", "2", "8")
 
 
 @pytest.mark.parametrize("changes", [{"min_steps": 0}, {"min_steps": 6, "max_steps": 5}, {"max_trials": 0}])
@@ -43,15 +43,17 @@ def test_budgets_that_make_no_sense(changes: dict[str, int]) -> None:
 
 
 def test_relevance_is_what_pairs_of_plans_show() -> None:
-    """Against every pair of plans of a small space that differ in one axis."""
+    """Against every pair of plans of a small space that differ in one axis and those that it determines."""
     small = sw.make_candidates(prompts=2, max_staleness=1)
     some = np.random.default_rng(0).permutation(len(small))[:400]
     levels, seconds = small.levels[some], small.stage_seconds[some]
+    tied = determines(levels) | np.eye(levels.shape[1], dtype=bool)
     expected = np.zeros((len(sw.STAGES), levels.shape[1]), dtype=bool)
     for a, b in combinations(range(len(some)), 2):
-        (axes,) = np.nonzero(levels[a] != levels[b])
-        if len(axes) == 1:
-            expected[:, axes[0]] |= seconds[a] != seconds[b]
+        unlike = levels[a] != levels[b]
+        for axis in np.flatnonzero(unlike):
+            if not (unlike & ~tied[axis]).any():
+                expected[:, axis] |= seconds[a] != seconds[b]
     np.testing.assert_array_equal(relevance_from(levels, seconds), expected)
 
 
@@ -65,4 +67,14 @@ def test_relevance_of_a_sample_is_that_of_the_whole(monkeypatch: pytest.MonkeyPa
 def test_the_composition_depends_on_what_runs_side_by_side() -> None:
     names = [axis.name for axis in CANDIDATES.space.axes]
     relevant = {name for name, yes in zip(names, CANDIDATES.composition_relevance, strict=True) if yes}
-    assert relevant == {"staleness", "stream"}
+    assert relevant == {"staleness", "fusions.stream"}
+
+
+def test_axes_that_follow_from_others_are_found() -> None:
+    levels = np.array([[0, 0, 1, 0], [1, 1, 0, 0], [2, 1, 0, 1]])
+    assert determines(levels).tolist() == [
+        [False, True, True, True],
+        [False, False, True, False],
+        [False, False, False, False],
+        [False, False, False, False],
+    ]

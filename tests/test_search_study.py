@@ -160,8 +160,8 @@ def test_anything_else_passes_through(error: BaseException) -> None:
 
 
 def test_when_all_first_runs_are_out_of_memory_smaller_plans_follow() -> None:
-    """Plans need 6.5 x the modelled memory, so only the smallest 2% of them fit."""
-    memory = 6.5 * LARGE.memory_bytes
+    """Plans need 6 x the modelled memory, so only the smallest 8% of them fit."""
+    memory = 6.0 * LARGE.memory_bytes
     world = sw.true_world(LARGE, memory_bytes=memory)
     assert not world.fits[Chooser(LARGE).first[:5]].any()
     trials = run_study(sw.problem_of(world), budget(16)).trials
@@ -169,7 +169,7 @@ def test_when_all_first_runs_are_out_of_memory_smaller_plans_follow() -> None:
     first = states.index(TrialState.COMPLETE)
     assert 0 < first <= 4
     assert memory[world.runs[first]] < memory[world.runs[0]]
-    assert states[first:].count(TrialState.INFEASIBLE) <= 4
+    assert states[first:].count(TrialState.INFEASIBLE) <= 6
     assert world.best_measured() < 0.05
 
 

@@ -46,13 +46,13 @@ def test_trials_of_other_studies_are_left_out_and_named(changes: dict[str, Any],
 @pytest.mark.parametrize("value", ["3", "x", "999"])
 def test_a_value_that_an_axis_lacks_is_reported(value: str) -> None:
     (trial,) = trials_of(1)
-    _, (left,) = admit(CANDIDATES, sw.IDENTITY, [replace(trial, params=trial.params | {"dp": value})])
-    assert "axis dp" in left.reason and value in left.reason
+    _, (left,) = admit(CANDIDATES, sw.IDENTITY, [replace(trial, params=trial.params | {"update_actor.dp": value})])
+    assert "axis update_actor.dp" in left.reason and value in left.reason
 
 
 def test_a_plan_that_is_no_longer_legal_is_reported() -> None:
     (trial,) = trials_of(1)
-    illegal = trial.params | {"colocated": "1", "stream": "1"}
+    illegal = trial.params | {"place.actor": "0", "fusions.stream": "1"}
     _, (left,) = admit(CANDIDATES, sw.IDENTITY, [replace(trial, params=illegal)])
     assert "legal" in left.reason
 

@@ -196,6 +196,14 @@ def test_an_engine_that_cannot_be_small_enough_is_refused() -> None:
     assert "openrlhf-separate" not in presets(shrunk(4, count=64))
 
 
+@pytest.mark.parametrize(("memory_gb", "tp", "concurrency"), [(80, 1, 256), (40, 1, 64), (30, 2, 128)])
+def test_a_cache_of_its_own_holds_the_longest_sequences(memory_gb: int, tp: int, concurrency: int) -> None:
+    # 28 layers x 1024 values x 2 bytes x 1536 tokens are 88 MB a sequence. Of 40 GB 60 % are the engine's: 15.2 GB of
+    # weights leave 8.8 GB, 99 sequences. Of 30 GB the weights would take 85 %: halved, 10.4 GB are left for 44 MB each.
+    generate = PRESETS["real"](shrunk(memory_gb, count=8)).generate
+    assert (generate.tp, generate.concurrency) == (tp, concurrency)
+
+
 def test_states_wait_in_host_memory_where_they_do_not_fit() -> None:
     roomy, bare = shrunk(40, count=8), shrunk(40, count=8, host=False)
     # 18 bytes x 7.6 billion over two devices are 69 GB, without the optimizer 23 GB.
