@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ir.cluster import Cluster
     from ir.job import Job
     from ir.plan import Plan
-    from search.problem import Monitor, Outcome
     from search.survey import Survey
     from search.view import Identity
     from traces.rundir import RunDirectory
@@ -187,13 +185,13 @@ def describe_(options: argparse.Namespace) -> int:
     from ir.lower import lower
     from ir.render import mermaid, svg, tree_text
     from ir.rules import setting_of
-    from space.presets import load_plan
+    from space.plans import load_plan
 
     job = load_job(options.job)
     plan = load_plan(options.plan, setting_of(job, _cluster(options.cluster) or _measured_cluster()))
     rpeg = lower(job, plan)
     out = options.out or Path(f"{job.document.name}.svg")
-    write_atomically(out, svg(rpeg, title=f"{job.document.name}: {plan.describe()}").encode())
+    write_atomically(out, svg(rpeg, title=job.document.name).encode())
     print(mermaid(rpeg) if options.mermaid else tree_text(rpeg))
     print(f"drawn in {out}", file=sys.stderr)
     return 0
@@ -240,6 +238,7 @@ def show_(options: argparse.Namespace) -> int:
 
 
 def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool) -> int:
+    from executor.evaluate import RealRuns
     from ir.backends import backend
     from search.problem import Budget
     from search.report import ranking_text, space_text
@@ -259,7 +258,7 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
         min_steps=min(2, options.steps),
     )
     try:
-        result = search(found, _RealRuns(session, found), _identity(found), directory, budget)
+        result = search(found, RealRuns(session, job, _predicted(found)), _identity(found), directory, budget)
     except KeyboardInterrupt:
         print(f"\nstopped; go on with: python tune.py resume {directory.path}", file=sys.stderr)
         raise
@@ -273,57 +272,14 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     return 0
 
 
-class _RealRuns:
-    """Evaluates plans by running them; remembers when the last one ended."""
+def _predicted(found: Survey) -> Callable[[Plan], float]:
+    """Modelled seconds of a step, 0 for a plan that is not among those priced."""
 
-    def __init__(self, session: Session, found: Survey) -> None:
-        self._session = session
-        self._found = found
-        self._last_step_at = time.monotonic()
+    def seconds(plan: Plan) -> float:
+        row = found.candidates.row_of(plan)
+        return float(found.step_seconds[row]) if row is not None else 0.0
 
-    def __call__(self, plan: Plan, monitor: Monitor) -> Outcome:
-        """Run until the monitor has seen enough."""
-        from executor.result import warm_up_steps
-        from executor.run import HANG_SECONDS, HANG_STEPS, Options
-        from ir.lower import lower
-        from search.problem import Outcome
-        from traces.schema import TrialState
-
-        measured: list[float] = []
-
-        def on_step(report: StepReport) -> bool:
-            self._last_step_at = time.monotonic()
-            if report.step < warm_up_steps(plan.staleness):
-                return True
-            measured.append(report.seconds)
-            return monitor(measured)
-
-        started = datetime.now(UTC)
-        row = self._found.candidates.row_of(plan)
-        predicted = float(self._found.step_seconds[row]) if row is not None else 0.0
-        # The monitor ends the run; the number of steps only has to be large enough.
-        options = Options(steps=1 << 20, hang_seconds=max(HANG_SECONDS, HANG_STEPS * predicted))
-        since_last_step = time.monotonic() - self._last_step_at
-        result = self._session.run(lower(self._found.job, plan), options, on_step)
-        states = {"": TrialState.COMPLETE, "oom": TrialState.INFEASIBLE}
-        done = bool(result.step_seconds) and not result.failure
-        return Outcome(
-            state=states.get(result.failure, TrialState.FAILED),
-            failure=result.failure,
-            failure_detail=result.failure_detail,
-            step_seconds=result.step_seconds if done else (),
-            stage_seconds=result.stage_seconds if done else {},
-            peak_bytes=result.peak_bytes,
-            max_staleness=max(result.staleness, default=0),
-            mean_reward=_mean([step.reward for step in result.steps]),
-            response_tokens=_mean([step.response_tokens for step in result.steps]),
-            setup_seconds=since_last_step + result.setup_seconds,
-            warm=result.warm,
-            started_at=started,
-            ended_at=datetime.now(UTC),
-            spans=result.spans,
-            steps=tuple(result.steps_as("")),
-        )
+    return seconds
 
 
 def _run_final(

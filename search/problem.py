@@ -8,8 +8,7 @@ devices, a recorded trace or the model itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -20,7 +19,7 @@ from ir.errors import InputError
 from ir.plan import Plan
 from search.relevance import plan_keys, relevance_from
 from space.axes import Levels, Space
-from traces.schema import Span, Step, TrialState
+from traces.outcome import Outcome
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -127,34 +126,6 @@ class Candidates:
             axis.name: str(axis.values[int(level)])
             for axis, level in zip(self.space.axes, self.levels[row], strict=True)
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What one run gave."""
-
-    state: TrialState
-    failure: str = ""
-    """Kind of failure, empty if there was none."""
-    failure_detail: str = ""
-    step_seconds: tuple[float, ...] = ()
-    """Every step after the warm-up, in order."""
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    """Mean seconds of each stage per step on the busiest device; may be empty."""
-    peak_bytes: int = 0
-    """Largest over the devices; 0 if unknown."""
-    max_staleness: int = 0
-    mean_reward: float = 0.0
-    response_tokens: float = 0.0
-    setup_seconds: float = 0.0
-    warm: bool = False
-    started_at: datetime
-    """UTC."""
-    ended_at: datetime
-    spans: tuple[Span, ...] = ()
-    """Their run id is given by the search, as that of the steps."""
-    steps: tuple[Step, ...] = ()
-    """Every step, the warm-up included."""
 
 
 Evaluate = Callable[[Plan, Monitor], Outcome]

@@ -61,7 +61,7 @@ def determines(levels: Levels) -> NDArray[np.bool_]:
             seen = np.zeros(sizes[i] * sizes[j], dtype=bool)
             seen[levels[:, i] * sizes[j] + levels[:, j]] = True
             found[i, j] = i != j and bool((seen.reshape(sizes[i], sizes[j]).sum(axis=1) <= 1).all())
-    return found & ~np.tril(found & found.T)
+    return np.asarray(found & ~np.tril(found & found.T))
 
 
 def _depends(group: NDArray[np.uint64], seconds: Floats) -> NDArray[np.bool_]:

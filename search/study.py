@@ -17,7 +17,7 @@ import optuna
 from ir.errors import Infeasible
 from ir.plan import Plan
 from search.confidence import Confidence, confidence_of
-from search.problem import Budget, Candidates, Evaluate, Monitor, Outcome
+from search.problem import Budget, Candidates, Evaluate, Monitor
 from search.racing import race_of, to_the_end
 from search.runs import runs_of, settled_rows, usable
 from search.sampler import StageResidualSampler
@@ -31,6 +31,7 @@ from search.view import (
     study_params,
     tell,
 )
+from traces.outcome import Outcome
 from traces.schema import Span, Step, Trial, TrialState
 
 OUT_OF_MEMORY = "oom"

@@ -62,7 +62,7 @@ class Style:
     tokens: int = 0
     """Most tokens packed into a micro-batch where the longest sequence is shorter; 0: micro-batches by sequences."""
     offload: str = "none"
-    """What waits in host memory when it fits either way."""
+    """What waits in host memory while engines of the same pool generate, where all would fit."""
     context: bool = True
     """Whether `zero` divides sequences over the devices that a minibatch has no sequences for."""
     per_call: bool = False
@@ -139,7 +139,7 @@ def openrlhf_separate(setting: Setting) -> Plan:
     train_ppo_ray.py): engines, actor with reference, and critic with reward model on pools of their own, synchronous;
     `--vllm.gpu_memory_utilization` 0.95 by default, 0.9 here."""
     own = frozenset({"critic", "reward"} if "critic" in setting.roles else ())
-    return _apart(setting, replace(_OPENRLHF, percent=90, offload="none"), own=own)
+    return _apart(setting, replace(_OPENRLHF, percent=90), own=own)
 
 
 def areal(setting: Setting) -> Plan:
@@ -159,7 +159,7 @@ def nemo_rl_on_policy(setting: Setting) -> Plan:
 def nemo_rl_one_step_off(setting: Setting) -> Plan:
     """NeMo-RL of August 2026, `grpo.async_grpo.max_trajectory_age_steps` 1 on equal halves (recipes `*-async-1off` of
     docs/about/performance-summary.md), `gpu_memory_utilization` 0.8; it forbids dynamic sampling."""
-    style = replace(_NEMO, percent=80, offload="none", algorithms=("ppo", "grpo"))
+    style = replace(_NEMO, percent=80, algorithms=("ppo", "grpo"))
     return _apart(setting, style, staleness=1)
 
 

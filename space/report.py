@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from ir.batch import REMOVED_BY
+from ir.graph import Op
 from ir.setting import Setting
 from space.axes import Axis, Space
 from space.build import value_text
@@ -14,24 +17,30 @@ SHOWN = 12
 
 
 def axes_text(space: Space) -> str:
-    """Each axis with its values and when it is active, and what is constant."""
-    width = max((len(axis.name) for axis in space.axes), default=0)
+    """Each section's axes with their values and when they are active, and what is constant."""
+    width = max((len(_short(axis)) for axis in space.axes), default=0)
     lines = [f"{len(space.axes)} axes:"]
-    lines += [f"  {axis.name:{width}}  {_values(axis)}{_condition(axis)}" for axis in space.axes]
+    for owner, axes in groupby(space.axes, key=lambda axis: axis.owner):
+        lines.append(f"  {owner or 'structure'}{_condition(owner)}")
+        lines += [f"    {_short(axis):{width}}  {_values(axis)}" for axis in axes]
     constants = [f"{name}={value_text(name, value)}" for name, value in space.constants.items()]
     return "\n".join([*lines, f"constant: {', '.join(constants) or 'nothing'}"])
+
+
+def _short(axis: Axis) -> str:
+    return axis.name if axis.owner is None else axis.name.partition(".")[2]
 
 
 def _values(axis: Axis) -> str:
     words = [value_text(axis.name, value) for value in axis.values]
     if len(words) > SHOWN:
         words = [*words[: SHOWN // 2], "...", *words[-SHOWN // 2 :]]
-    return " ".join(words) if not axis.ordered else ", ".join(words)
+    return (", " if axis.ordered else " | ").join(words)
 
 
-def _condition(axis: Axis) -> str:
-    flags = REMOVED_BY.get(axis.owner, ()) if axis.owner else ()
-    return f"   (unless {' or '.join(flags)})" if flags else ""
+def _condition(owner: Op | None) -> str:
+    flags = REMOVED_BY.get(owner, ()) if owner else ()
+    return f", unless {' or '.join(flags)}" if flags else ""
 
 
 def counts_text(legal: LegalSpace) -> str:

@@ -7,13 +7,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
 
 PAIRED_STEPS = 6
 """Measured steps of a run in a comparison of two plans."""
@@ -31,36 +33,102 @@ def search(folder: Path) -> tuple[Path, float]:
     """Tune the example as a user does; the run directory and the seconds it took."""
     begun = time.monotonic()
     run = folder / "run"
-    example = ROOT / "examples" / "arithmetic" / "job.toml"
+    example = EXAMPLES / "arithmetic" / "job.toml"
     command = [sys.executable, str(ROOT / "tune.py"), "search", str(example), "--out", str(run)]
     subprocess.run(command, check=True, stdout=sys.stderr)
     return run, time.monotonic() - begun
 
 
+def median_rate(work: Callable[[], int], repeats: int = 8) -> float:
+    """Things done per second: median over repeats, the first left out."""
+    rates = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        count = work()
+        rates.append(count / (time.perf_counter() - begun))
+    return float(np.median(rates[1:]))
+
+
 def model_speed() -> None:
-    """Plans priced per second on one core, composition included: median of 7 passes over a space of this kind."""
+    """Plans priced per second on one core, composition included, over a space of this machine's kind."""
     from analytic.estimate import estimate_blocks
-    from ir.cluster import Cluster
-    from ir.documents import read_document
+    from ir.backends import backend
     from ir.job import load_job
-    from ir.rules import Setting
-    from space.axes import default_space
+    from ir.setting import Devices, Setting
+    from ir.systems import load_cluster
+    from space.build import default_space
     from space.enumerate import enumerate_legal
 
-    job = load_job(ROOT / "examples" / "arithmetic" / "job.toml")
-    cluster = read_document(ROOT / "examples" / "arithmetic" / "cluster.toml", Cluster)
-    legal = enumerate_legal(default_space(job, 4), Setting(job=job, devices=4))
-    rates = []
-    for _ in range(8):
+    job = load_job(EXAMPLES / "arithmetic" / "job.toml")
+    cluster = load_cluster(str(EXAMPLES / "arithmetic" / "cluster.toml"))
+    setting = Setting(job=job, groups=(Devices(count=4, domain=4),), backend=backend("local"))
+    batch = enumerate_legal(default_space(setting), setting).batch
+
+    def price() -> int:
+        assert estimate_blocks(job, batch, cluster, jobs=1).step_seconds.min() > 0
+        return len(batch)
+
+    emit("model.plans_per_s", median_rate(price), "plans/s", plans=len(batch))
+
+
+def space_figures() -> None:
+    """The space of PPO with a 70B actor on 256 GH200: counted without listing, and listed into arrays, on one core."""
+    from ir.job import load_job
+    from ir.rules import setting_of
+    from ir.systems import load_cluster
+    from space.build import default_space
+    from space.enumerate import legal_space
+
+    setting = setting_of(load_job(EXAMPLES / "ppo-70b" / "job.toml"), load_cluster("alps-gh200:256"))
+    seconds = []
+    for _ in range(5):
         begun = time.perf_counter()
-        found = estimate_blocks(job, legal.batch, cluster, jobs=1)
-        assert found.step_seconds.min() > 0
-        rates.append(len(legal.batch) / (time.perf_counter() - begun))
-    emit("model.plans_per_s", float(np.median(rates[1:])), "plans/s", plans=len(legal.batch))
+        legal = legal_space(default_space(setting), setting)
+        plans = legal.num_plans
+        seconds.append(time.perf_counter() - begun)
+    emit("space.count_256gh200_s", float(np.median(seconds)), "s", repeats=len(seconds))
+    emit("space.count_256gh200_plans", plans, "plans")
+    # Many structures, of which each gives its first plans, so that factors begin as they do in a whole listing.
+    factors = list(islice(legal.factors(), 0, 200_000, 2_000))
+    numbers = [np.arange(min(1 << 16, factor.num_plans), dtype=np.int64) for factor in factors]
+
+    def enumerate_some() -> int:
+        return sum(len(factor.plans(some)) for factor, some in zip(factors, numbers, strict=True))
+
+    columns = len(factors[-1].plans(numbers[-1]).columns)
+    emit("space.enumerate_plans_per_s", median_rate(enumerate_some, 5), "plans/s", columns=columns)
+
+
+def ir_figures() -> None:
+    """Lowering, and models whose published parameter count is met."""
+    from ir.job import load_job
+    from ir.known_models import KNOWN, known_config, published_parameters
+    from ir.lower import lower
+    from ir.model import shape_from_config
+    from ir.rules import setting_of
+    from ir.systems import load_cluster
+    from space.build import default_space
+    from space.enumerate import legal_space
+
+    job = load_job(EXAMPLES / "ppo-70b" / "job.toml")
+    setting = setting_of(job, load_cluster("alps-gh200:256"))
+    batch = legal_space(default_space(setting), setting).sample(500, np.random.default_rng(0))
+    plans = [batch.plan(row) for row in range(len(batch))]
+
+    def lower_all() -> int:
+        return sum(bool(lower(job, plan).stages) for plan in plans)
+
+    emit("ir.lower_per_s", median_rate(lower_all), "plans/s")
+    met = 0
+    for name in KNOWN:
+        total = published_parameters(name)[0]
+        met += abs(shape_from_config(known_config(name, where=name), where=name).parameters / total - 1.0) <= 0.005
+    emit("ir.models_within_half_percent", met, "models", of=len(KNOWN))
 
 
 def trial_figures(run: Path, total_s: float | None) -> None:
     """What the trials of one search say."""
+    from ir.backends import backend
     from search.report import accuracy
     from search.runs import locate
     from search.survey import survey
@@ -68,7 +136,7 @@ def trial_figures(run: Path, total_s: float | None) -> None:
     from traces.store import read_trials
 
     directory = RunDirectory(run)
-    found = survey(directory.job(), directory.cluster())
+    found = survey(directory.job(), directory.cluster(), backend=backend("local"))
     trials = read_trials(run)
     for trial in trials:
         locate(found.candidates, trial.params)
@@ -90,9 +158,11 @@ def compare(run: Path) -> None:
     from executor.result import warm_up_steps
     from executor.run import Options
     from executor.session import Session, ready_actor
+    from ir.backends import backend
     from ir.documents import read_document
     from ir.lower import lower
     from ir.plan import Plan
+    from ir.rules import setting_of
     from space.presets import presets
     from traces.rundir import BEST, RunDirectory
 
@@ -111,7 +181,7 @@ def compare(run: Path) -> None:
             assert not result.failure, result.failure_detail
             return result.step_seconds
 
-        for name, plan in presets(job, devices).items():
+        for name, plan in presets(setting_of(job, cluster, backend("local"))).items():
             theirs, ours = [], []
             for _ in range(PAIRED_ROUNDS):
                 theirs += seconds(plan)
@@ -132,6 +202,8 @@ def run_directory() -> Iterator[tuple[Path, float | None]]:
 
 def main() -> None:
     """All figures."""
+    space_figures()
+    ir_figures()
     model_speed()
     with run_directory() as (run, total_s):
         trial_figures(run, total_s)

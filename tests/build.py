@@ -26,6 +26,7 @@ from ir.model import ModelShape, with_lora
 from ir.plan import SECTIONS, Fusions, Generate, Pass, Plan, Pool, Sharing, Update
 from ir.setting import Devices, Setting
 from ir.workload import Turns
+from space.build import default_space
 
 SHAPE = ModelShape(
     layers=2,
@@ -133,6 +134,12 @@ def full_plan(
         **sections,
         **defaults | fields,
     )
+
+
+def pinned(setting: Setting, *free: str) -> dict[str, int]:
+    """The plainest value of every axis whose name does not begin with one of `free`: what to fix for a small space."""
+    axes = [axis for axis in default_space(setting).axes if not axis.name.startswith(free)]
+    return {axis.name: axis.values[axis.name.endswith("micro_batch") and axis.values[0] == 0] for axis in axes}
 
 
 def plan(

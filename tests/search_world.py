@@ -15,12 +15,13 @@ from ir.backends import backend
 from ir.graph import Op
 from ir.plan import Plan
 from ir.setting import Devices, Setting
-from search.problem import Candidates, Floats, Monitor, Outcome, Rows
+from search.problem import Candidates, Floats, Monitor, Rows
 from search.relevance import relevance_from
 from search.study import Problem
 from search.view import Identity
 from space.build import default_space
 from space.enumerate import LegalPlans, enumerate_legal
+from traces.outcome import Outcome
 from traces.schema import TrialState
 
 STAGES = ("generate", "reference_logprob", "old_logprob", "update", "sync")

@@ -19,8 +19,9 @@ from ir.errors import Infeasible
 from ir.plan import Plan
 from search.choose import Chooser
 from search.confidence import leave_one_out, recommend
-from search.problem import Budget, Monitor, Outcome
+from search.problem import Budget, Monitor
 from search.study import Result, Stop, run_study
+from traces.outcome import Outcome
 from traces.schema import Span, Step, Trial, TrialState
 from traces.store import read_spans, read_trials, write_spans, write_trial
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import build
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ def example(name: str, cluster: str) -> Setting:
 
 PPO = example("ppo-70b", "alps-gh200:256")
 GRPO = example("grpo-qwen2.5-7b", "dgx-a100:8")
+DAPO = example("dapo-qwen2.5-32b", "dgx-h100:128")
+EXPERTS = example("grpo-qwen3-235b", "dgx-h100:128")
 
 
 def local(job: Job, devices: int) -> Setting:
@@ -149,6 +152,28 @@ def test_only_colocated_frameworks_that_sleep_offload() -> None:
         "nemo-rl-on-policy": "all",
         "real": "none",
     }
+    references = {name: plan.reference_logprob for name, plan in found.items() if plan.colocated}
+    assert {name for name, visit in references.items() if visit is not None and visit.offload == "all"} == {
+        "openrlhf-colocate-all",
+        "nemo-rl-on-policy",
+    }
+    assert not any(plan.old_logprob.offload == "all" for plan in found.values() if plan.old_logprob)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "tokens"),
+    [
+        # Four times 1536 are below verl's 16384; 22528 are above it, and must still be held.
+        ("verl-colocated", GRPO, 6144),
+        ("verl-colocated", DAPO, 22528),
+        ("areal", GRPO, 1536),
+        ("nemo-rl-on-policy", GRPO, 1536),
+    ],
+)
+def test_budgets_of_tokens_hold_the_longest_sequence(name: str, setting: Setting, tokens: int) -> None:
+    plan = presets(setting)[name]
+    assert isinstance(plan.old_logprob, Pass)
+    assert (plan.update_actor.micro_tokens, plan.old_logprob.micro_tokens) == (tokens, tokens)
 
 
 def test_verifiers_run_beside_the_engines_where_rollouts_score_themselves() -> None:
@@ -183,6 +208,11 @@ def test_a_mixture_of_experts_is_divided_as_in_published_recipes() -> None:
     assert (engine.tp, engine.pp, engine.ep) == (4, 1, 64)
 
 
+def test_experts_stay_inside_a_domain_where_there_is_memory() -> None:
+    large = replace(EXPERTS, groups=(replace(EXPERTS.groups[0], memory_bytes=10**12),))
+    assert [PRESETS["nemo-rl-on-policy"](s).update_actor.ep for s in (EXPERTS, large)] == [16, 8]
+
+
 @pytest.mark.parametrize(("memory_gb", "tp"), [(80, 1), (16, 2), (8, 4)])
 def test_engines_are_as_small_as_memory_allows(memory_gb: int, tp: int) -> None:
     # 15.2 GB of weights in three quarters of 90 % of memory.
@@ -202,6 +232,17 @@ def test_a_cache_of_its_own_holds_the_longest_sequences(memory_gb: int, tp: int,
     # weights leave 8.8 GB, 99 sequences. Of 30 GB the weights would take 85 %: halved, 10.4 GB are left for 44 MB each.
     generate = PRESETS["real"](shrunk(memory_gb, count=8)).generate
     assert (generate.tp, generate.concurrency) == (tp, concurrency)
+
+
+def test_an_engine_is_divided_until_its_own_cache_holds_eight_sequences() -> None:
+    # DAPO's longest sequence takes 22528 x 64 layers x 2048 values x 2 bytes = 5.9 GB, the weights 65.5 GB. Of 170 GB the
+    # engine has 102: on one device it would hold six, so that it takes two, where 69 GB hold 23 halves.
+    wide = replace(DAPO, groups=(replace(DAPO.groups[0], memory_bytes=170 * 10**9),))
+    job = msgspec.structs.replace(wide.job.document, algorithm=GRPO.job.algorithm)
+    workload = msgspec.structs.replace(job.workload, useful_groups=None)
+    grpo = replace(wide.job, document=msgspec.structs.replace(job, workload=workload))
+    generate = PRESETS["real"](replace(wide, job=grpo)).generate
+    assert (generate.tp, generate.concurrency) == (2, 16)
 
 
 def test_states_wait_in_host_memory_where_they_do_not_fit() -> None:
