@@ -357,17 +357,17 @@ def _cluster(text: str | None) -> Cluster | None:
 
 
 def _planning(options: argparse.Namespace) -> tuple[Job, Cluster, Backend | None, dict[str, int]]:
-    """What plans are made for: without a cluster this machine and what runs here, with one anything that is legal."""
+    """What plans are made for: on cores, which nothing else uses, this project's executor; else anything legal."""
     from executor.session import known_lengths
     from ir.backends import backend
     from ir.job import load_job
     from space.build import parse_fix
 
-    cluster = _cluster(options.cluster)
-    name = options.backend or (None if cluster else "local")
     job = known_lengths(load_job(options.job))
     fix = dict(parse_fix(text) for text in options.fix)
-    return job, cluster or _measured_cluster(), backend(name) if name else None, fix
+    asked = backend(options.backend) if options.backend else None
+    cluster = _cluster(options.cluster) or _measured_cluster()
+    return job, cluster, asked or (backend("local") if cluster.device.kind == "cpu" else None), fix
 
 
 def _identity(found: Survey) -> Identity:

@@ -53,7 +53,7 @@ def _large(number: int) -> str:
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def ranking_text(survey: Survey, count: int = 10) -> str:

@@ -32,11 +32,8 @@ Pool = tuple[tuple[str, ...], int]
 PoolCase = tuple[Pool, int, tuple[Op, ...]]
 """A pool, the staleness where it matters, and the sections that run on it."""
 
-Used = tuple[int, ...]
-"""Devices used of each group."""
-
 Sizes = tuple[int, ...]
-"""Devices of each pool."""
+"""Devices of each pool, or those used of each group."""
 
 Rng = np.random.Generator
 
@@ -61,7 +58,7 @@ class LegalSpace:
     """One row a structure."""
     tables: dict[Op, SectionTable]
     _pool_counts: dict[PoolCase, dict[int, int]] = field(default_factory=dict)
-    _totals: dict[tuple[PoolCase, ...], dict[Used, int]] = field(default_factory=dict)
+    _totals: dict[tuple[PoolCase, ...], dict[Sizes, int]] = field(default_factory=dict)
 
     @property
     def num_structures(self) -> int:
@@ -102,19 +99,19 @@ class LegalSpace:
         """Plans of one structure: the product of the pools' counts, summed over sizes that fit together."""
         return sum(self._allowed(tuple(self.pool_case(pool, case) for pool in case.pools)).values())
 
-    def _allowed(self, pools: tuple[PoolCase, ...]) -> dict[Used, int]:
+    def _allowed(self, pools: tuple[PoolCase, ...]) -> dict[Sizes, int]:
         """Plans of a structure by the devices used of each group, where the job's limits allow their sum."""
         totals, limits = self._count_by_devices(pools), self.setting.job.limits
         kept = limits.allows(np.array([sum(used) for used in totals], dtype=np.int64), self.setting.num_devices)
         return {used: count for (used, count), good in zip(totals.items(), kept.tolist(), strict=True) if good}
 
-    def _count_by_devices(self, pools: tuple[PoolCase, ...]) -> dict[Used, int]:
+    def _count_by_devices(self, pools: tuple[PoolCase, ...]) -> dict[Sizes, int]:
         """Plans by the devices used of each group, for the first pools of a structure."""
         if not pools:
             return {(0,) * len(self.setting.groups): 1}
         if pools not in self._totals:
             (_, group), room = pools[-1][0], [devices.count for devices in self.setting.groups]
-            result: dict[Used, int] = {}
+            result: dict[Sizes, int] = {}
             for used, before in self._count_by_devices(pools[:-1]).items():
                 for size, count in self.counts_by_size(pools[-1]).items():
                     if used[group] + size <= room[group]:
@@ -205,12 +202,11 @@ class LegalSpace:
 
     def _draw_sizes(self, case: Case, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
         """How many of `n` plans of a structure have which pool sizes."""
-        pools = tuple(self.pool_case(pool, case) for pool in case.pools)
-        totals = self._allowed(pools)
+        totals = self._allowed(pools := tuple(self.pool_case(pool, case) for pool in case.pools))
         for used, number in zip(totals, _portions(rng, n, list(totals.values())).tolist(), strict=True):
             yield from self._split(pools, used, number, rng)
 
-    def _split(self, pools: tuple[PoolCase, ...], used: Used, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
+    def _split(self, pools: tuple[PoolCase, ...], used: Sizes, n: int, rng: Rng) -> Iterator[tuple[Sizes, int]]:
         """The same, for the first pools of a structure and the devices that they use of each group."""
         if not pools or not n:
             yield from [((), n)] if n else []

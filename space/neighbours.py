@@ -44,28 +44,28 @@ def neighbours(space: Space, setting: Setting, batch: PlanBatch) -> PlanBatch:
 
 def neighbours_in(legal: LegalSpace, batch: PlanBatch) -> PlanBatch:
     """The same, in a space that was taken apart before."""
-    here = _Here(legal=legal, plan=batch)
-    found = [batch, *here.relaid(), *here.resized(), *here.restructured()]
-    both = concatenate([_filled(part) for part in found])
-    _, first = np.unique(legal.space.encode(both), axis=0, return_index=True)
-    return both.take(np.sort(first)[1:])
+    here = _Here(
+        legal=legal,
+        plan=batch,
+        now={name: int(batch[name][0]) for name in COLUMNS},
+        ordered=frozenset(axis.name for axis in legal.space.axes if axis.ordered),
+    )
+    found = concatenate([batch, *here.relaid(), *here.resized(), *here.restructured()])
+    _, first = np.unique(legal.space.encode(found), axis=0, return_index=True)
+    return found.take(np.sort(first)[1:])
 
 
-def _filled(batch: PlanBatch) -> PlanBatch:
-    return PlanBatch(len(batch), {name: batch[name] for name in COLUMNS})
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Here:
     """A plan and the space around it."""
 
     legal: LegalSpace
     plan: PlanBatch
     """A single one."""
-
-    def value(self, column: str) -> int:
-        """The plan's value in a column."""
-        return int(self.plan[column][0])
+    now: dict[str, int]
+    """Its value in every column."""
+    ordered: frozenset[str]
+    """Columns whose values have an order."""
 
     def has(self, op: Op) -> bool:
         """Whether the plan has a section."""
@@ -73,9 +73,8 @@ class _Here:
 
     def steps(self, column: str, values: NDArray[np.int32]) -> Indices:
         """Which of the ascending values a move may go to: the next ones, or of mere labels all others."""
-        ordered = {axis.name: axis.ordered for axis in self.legal.space.axes}
-        now = self.value(column)
-        if not ordered.get(column, False):
+        now = self.now[column]
+        if column not in self.ordered:
             return np.flatnonzero(values != now)
         below, above = np.flatnonzero(values < now), np.flatnonzero(values > now)
         return np.concatenate([below[-1:], above[:1]])
@@ -90,9 +89,9 @@ class _Here:
 
     def _relaid(self, op: Op) -> Iterator[PlanBatch]:
         table, home = self.legal.tables[op], HOME[op]
-        first, last = table.rows_of(self.value(f"group.{home}"), self.value(f"devices.{home}"), self.value("staleness"))
+        first, last = table.rows_of(self.now[f"group.{home}"], self.now[f"devices.{home}"], self.now["staleness"])
         rows = table.rows[first:last]
-        now = {name: self.value(f"{op}.{name}") for name in table.fields}
+        now = {name: self.now[f"{op}.{name}"] for name in table.fields}
         order = np.argsort(_distance(rows, now), kind="stable")
         for i, name in enumerate(table.fields):
             values, nearest = np.unique(rows[order, i], return_index=True)
@@ -112,7 +111,7 @@ class _Here:
     def resized(self) -> Iterator[PlanBatch]:
         """Moves on the size of one pool; others give way where the job fixes the sum."""
         structure, case = self._structure()
-        sizes = [self.value(f"devices.{roles[0]}") for roles, _ in case.pools]
+        sizes = [self.now[f"devices.{roles[0]}"] for roles, _ in case.pools]
         for i, pool in enumerate(case.pools):
             options = np.array(sorted(self.legal.counts_by_size(self.legal.pool_case(pool, case))), dtype=np.int32)
             for step in self.steps(f"devices.{pool[0][0]}", options):
@@ -122,7 +121,7 @@ class _Here:
     def _structure(self) -> tuple[int, Case]:
         """The plan's row among the structures, and its case."""
         columns = self.legal.structures
-        same = np.logical_and.reduce([column == self.value(name) for name, column in columns.items()])
+        same = np.logical_and.reduce([column == self.now[name] for name, column in columns.items()])
         if not same.any():
             raise InputError("neighbours", "must be of a legal plan of the space")
         row = int(np.flatnonzero(same)[0])
@@ -132,7 +131,7 @@ class _Here:
     def restructured(self) -> Iterator[PlanBatch]:
         """Moves on placement, staleness, weight sync, fusions and shared models."""
         columns = self.legal.structures
-        differs = {name: column != self.value(name) for name, column in columns.items()}
+        differs = {name: column != self.now[name] for name, column in columns.items()}
         placing = [name for name in columns if name.startswith(("place.", "group."))]
         moved = np.sum([differs[name] for name in placing], axis=0)
         distance = OUTWEIGHS * moved + np.sum([d for name, d in differs.items() if name not in placing], axis=0)
@@ -147,7 +146,7 @@ class _Here:
     def _placed(self, name: str, distance: NDArray[np.float64]) -> Indices:
         """For every other pool (or group) that a role may go to, all the nearest structures."""
         column = self.legal.structures[name]
-        rows = [np.flatnonzero(column == value) for value in np.unique(column) if value != self.value(name)]
+        rows = [np.flatnonzero(column == value) for value in np.unique(column) if value != self.now[name]]
         return np.concatenate([np.empty(0, np.intp), *(r[distance[r] == distance[r].min()] for r in rows)])
 
     def _switched(self, name: str, distance: NDArray[np.float64]) -> Indices:
@@ -160,8 +159,8 @@ class _Here:
     def _wanted(self, case: Case) -> list[int]:
         """Sizes for the pools of another structure: a pool that is split is shared out evenly, one that is joined
         keeps its size."""
-        origins = [self.value(f"place.{roles[0]}") for roles, _ in case.pools]
-        sizes = [self.value(f"devices.{ROLES[origin]}") for origin in origins]
+        origins = [self.now[f"place.{roles[0]}"] for roles, _ in case.pools]
+        sizes = [self.now[f"devices.{ROLES[origin]}"] for origin in origins]
         return [max(size // origins.count(origin), 1) for origin, size in zip(origins, sizes, strict=True)]
 
     # Repair
@@ -215,7 +214,7 @@ class _Here:
             if self.has(other)
         }
         like = max(likeness, key=lambda other: likeness[other])
-        return {name: self.value(f"{like}.{name}") for name in fields_of(like)}
+        return {name: self.now[f"{like}.{name}"] for name in fields_of(like)}
 
 
 def _distance(rows: NDArray[np.int32], here: dict[str, int]) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 from ir.batch import HOME, PLACED, POOL_NAMES, ROLES
@@ -20,28 +20,25 @@ from ir.model import ModelShape
 from ir.plan import SECTIONS, Fusions, Generate, Pass, Plan, Pool, Update
 from ir.rules import check
 from ir.setting import Devices, Section, Setting
-from space.build import MAX_CONTEXT, MAX_PIPELINE, pool_sizes
+from space.build import MAX_CONTEXT, MAX_PIPELINE, MIN_TOKENS, pool_sizes
 
-TRAIN_SHARE = 0.6
-"""Of a device's memory, what weights, gradients and optimizer may take: the rest is for activations."""
+TRAIN_SHARE, COLOCATED_SHARE, ENGINE_SHARE = 0.75, 0.9, 0.75
+"""Of a device's memory, what weights, gradients and optimizer may take, so that activations fit too; what they and an
+engine on the same devices may take together; of an engine's part, what its weights may take: the rest is its cache."""
 
-COLOCATED_SHARE = 0.9
-"""The same together with an engine's share, where neither moves to host memory for the other."""
-
-ENGINE_SHARE = 0.75
-"""Of an engine's memory, what its weights may take: the rest is for cached keys and values."""
+LOGITS_SHARE, PASS_BYTES, UPDATE_BYTES = 0.15, 16, 28
+"""Of a device's memory, what the logits of a micro-batch may take, the largest activations where layers are recomputed;
+their bytes a token and word: several copies, some of them in float32, and gradients in an update."""
 
 OWN_PERCENT = 60
 """Memory that engines without a share of their own are judged by, in percent."""
 
-MAX_SEQUENCES = 256
-"""Sequences that an engine decodes together by default: vLLM's `max_num_seqs` in verl and AReaL."""
+MAX_SEQUENCES, MIN_SEQUENCES = 256, 8
+"""Sequences that an engine decodes together: at most (vLLM's `max_num_seqs` in verl and AReaL), and at least where it
+sizes its cache for the longest."""
 
-MIN_SEQUENCES = 8
-"""Sequences that an engine's own cache must hold at their longest, if there are so many."""
-
-PASS_TOKENS, UPDATE_TOKENS = 32768, 16384
-"""Longest-length tokens that micro-batches by sequences are kept below."""
+MICRO_PASS, MICRO_UPDATE = 8, 4
+"""Most sequences in a micro-batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +60,10 @@ class Style:
     """Most tokens packed into a micro-batch where the longest sequence is shorter; 0: micro-batches by sequences."""
     offload: str = "none"
     """What waits in host memory while engines of the same pool generate, where all would fit."""
+    early_reward: bool = False
+    """Whether responses are verified beside the engines, each when it is finished."""
     context: bool = True
-    """Whether `zero` divides sequences over the devices that a minibatch has no sequences for."""
+    """Whether sequences can be divided over devices."""
     per_call: bool = False
     """Whether every pass has its own degrees, instead of those its model trains with."""
     algorithms: tuple[str, ...] = ()
@@ -82,9 +81,12 @@ _OPENRLHF_ALGORITHMS = ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "reinfo
 _OPENRLHF = Style(
     trainer="zero", stages=(2, 3), percent=60, beyond="nothing", offload="all", algorithms=_OPENRLHF_ALGORITHMS
 )
-_AREAL = Style(percent=90, tokens=1, algorithms=("ppo", "grpo", "dr-grpo", "dapo", "rloo", "gspo"))
+_AREAL_ALGORITHMS = ("ppo", "grpo", "dr-grpo", "dapo", "rloo", "gspo")
+_AREAL = Style(percent=90, tokens=1, early_reward=True, algorithms=_AREAL_ALGORITHMS)
 _NEMO = Style(trainer="megatron", percent=60, tokens=1, offload="all", algorithms=("ppo", "grpo", "dapo"))
-_REAL = Style(trainer="megatron", prefill=0, per_call=True, algorithms=("ppo", "grpo", "remax"), experts=False)
+_REAL = Style(
+    trainer="megatron", prefill=0, context=False, per_call=True, algorithms=("ppo", "grpo", "remax"), experts=False
+)
 _CHAT = Style(trainer="zero", prefill=0, beyond="nothing", context=False, algorithms=("ppo",), experts=False)
 
 
@@ -123,9 +125,9 @@ def verl_separate_async(setting: Setting) -> Plan:
     """verl 0.9.1, `trainer.v1.trainer_mode=separate_async` (verl/trainer/ppo/v1): `sampler.max_off_policy_threshold` 8
     versions or what the job allows, partial rollout always on, `checkpoint_engine.backend=nccl`, a reward model on
     a pool of its own; equal halves as in docs/advance/fully_async.md."""
-    style, own = replace(_VERL, percent=80), frozenset({"reward"})
+    style, own = replace(_VERL, percent=80, early_reward=True), frozenset({"reward"})
     stale = max(min(8, setting.job.limits.max_staleness), 1)
-    return _apart(setting, style, own=own, staleness=stale, in_flight=True, early_reward=True)
+    return _apart(setting, style, own=own, staleness=stale, in_flight=True)
 
 
 def openrlhf_colocate_all(setting: Setting) -> Plan:
@@ -146,7 +148,7 @@ def areal(setting: Setting) -> Plan:
     """AReaL 1.0.4 (areal/api/cli_args.py): `rollout.max_head_offpolicyness` 4 and three quarters of the devices
     generating as in its paper (arXiv:2505.24298), interruptible generation, `mb_spec.max_tokens_per_mb` one longest
     sequence, `gpu_memory_utilization` 0.9, rewards scored in the rollout workflow."""
-    return _apart(setting, _AREAL, shares=(0.75, 0.5), staleness=4, in_flight=True, early_reward=True)
+    return _apart(setting, _AREAL, shares=(0.75, 0.5), staleness=4, in_flight=True)
 
 
 def nemo_rl_on_policy(setting: Setting) -> Plan:
@@ -232,26 +234,33 @@ class _Site:
             return {"local": "plain", "megatron": "megatron"}.get(backend.name, "zero")
         return self.style.trainer if self.style.trainer != "auto" else "megatron" if shape.is_moe else "zero"
 
-    def room(self, op: Op, *, alone: bool) -> float:
-        """Bytes of a device that a model's states may take: alone there, or beside the pool's other models. Then small
-        ones get more than in proportion, for to divide them saves little."""
+    def room(self, op: Op, *, away: bool) -> float:
+        """Bytes of a device for a model's states beside the pool's other models, and beside its engine unless they go
+        `away` while it generates. Small models of several sizes get more than in proportion, for to divide
+        them saves little."""
         if self.trainer(self.setting.shape(op)) == "plain":
             return inf
-        if alone:
-            return TRAIN_SHARE * self.device.memory_bytes
-        parts = {role: sqrt(_state_bytes(self.setting, PLACED[role])) for role in self.roles if role != "rollout"}
-        return self.resident * self.device.memory_bytes * parts[HOME[op]] / sum(parts.values())
+        beside = COLOCATED_SHARE - (self.style.percent or OWN_PERCENT) / 100
+        share = min(TRAIN_SHARE, beside) if self.colocated and not away else TRAIN_SHARE
+        if away and self.style.offload == "all":
+            return share * self.device.memory_bytes
+        placed = {PLACED[role]: self.setting.shape(PLACED[role]) for role in self.roles if role != "rollout"}
+        # With gradients and optimizer, a trained weight takes nine times the bytes of a frozen one.
+        power = 1.0 if len(set(placed.values())) == 1 else 0.5
+        parts = {op: (n.parameters * (9 if SECTIONS[op] is Update else 1)) ** power for op, n in placed.items()}
+        return share * self.device.memory_bytes * parts[PLACED[HOME[op]]] / sum(parts.values())
 
-    @property
-    def resident(self) -> float:
-        """Share of memory for what stays there while others compute."""
-        percent = self.style.percent or OWN_PERCENT
-        return min(TRAIN_SHARE, COLOCATED_SHARE - percent / 100) if self.colocated else TRAIN_SHARE
+    def tokens(self, op: Op, tp: int) -> int:
+        """Tokens of a micro-batch whose logits fit a device."""
+        size = UPDATE_BYTES if SECTIONS[op] is Update else PASS_BYTES
+        return int(LOGITS_SHARE * self.device.memory_bytes * tp / (size * self.setting.shape(op).vocab))
 
-
-def _state_bytes(setting: Setting, op: Op) -> int:
-    shape = setting.shape(op)
-    return 2 * shape.parameters + (16 * shape.trainable_parameters if SECTIONS[op] is Update else 0)
+    def contexts(self, devices: int) -> list[int]:
+        """Ways to divide sequences over at most so many devices."""
+        longest = self.setting.job.workload.max_tokens
+        divides = self.style.context and self.trainer(self.setting.job.actor) != "plain"
+        ways = _powers(min(devices, MAX_CONTEXT)) if divides else [1]
+        return [n for n in ways if n == 1 or longest % (2 * n) == 0]
 
 
 def _colocated(setting: Setting, style: Style) -> Plan:
@@ -267,12 +276,11 @@ def _apart(
     *,
     shares: tuple[float, ...] = (0.5,),
     own: frozenset[str] = frozenset(),
-    early_reward: bool = False,
     **ahead: Any,
 ) -> Plan:
     """Generation on a share of the devices, the first that leaves training enough; the roles in `own` share a pool."""
     verifier = Op.REWARD in setting.ops and Role.REWARD not in setting.job.models
-    fusions = Fusions(reward_with_generation=early_reward and verifier)
+    fusions = Fusions(reward_with_generation=style.early_reward and verifier)
     for share in shares:
         try:
             pools = _pools(setting, share, own & set(setting.roles))
@@ -327,26 +335,20 @@ def _split(setting: Setting, devices: int, share: float) -> tuple[int, int]:
 
 
 def _plan(setting: Setting, style: Style, pools: Mapping[Pool, tuple[str, ...]], **structure: Any) -> Plan:
-    _check_framework(setting, style)
+    name, own = setting.job.algorithm.name, setting.backend is not None and setting.backend.name == "local"
+    if style.algorithms and (own or name not in style.algorithms):
+        raise InputError("preset", "must be of a framework that runs the algorithm, on an engine of its own", name)
+    if not style.experts and any(shape.is_moe for shape in setting.job.models.values()):
+        raise InputError("preset", "must be of a framework that runs models with experts")
     sites = {r: _Site(setting=setting, style=style, pool=p, roles=roles) for p, roles in pools.items() for r in roles}
-    sections: dict[str, Any] = {Op.GENERATE: _engine(sites["rollout"])}
     updates = {HOME[op]: _update(sites[HOME[op]], op) for op in setting.sections if SECTIONS[op] is Update}
     if len(style.stages) > 1 and len({update.zero for update in updates.values()}) > 1:
         # Frameworks have one ZeRO stage for all models.
         return _plan(setting, replace(style, stages=style.stages[-1:]), pools, **structure)
+    sections: dict[str, Any] = {Op.GENERATE: _engine(sites["rollout"])}
     sections |= {PLACED[role]: update for role, update in updates.items()}
     sections |= {op: _pass(sites[HOME[op]], op, updates) for op in setting.sections if SECTIONS[op] is Pass}
     return Plan(pools=tuple(pools), **{str(op): section for op, section in sections.items()}, **structure)
-
-
-def _check_framework(setting: Setting, style: Style) -> None:
-    name, backend = setting.job.algorithm.name, setting.backend
-    if style.algorithms and name not in style.algorithms:
-        raise InputError("preset", "must be of a framework that runs the algorithm", name)
-    if style.algorithms and backend is not None and backend.name == "local":
-        raise InputError("preset", "must not be a framework's where the backend is this project's own")
-    if not style.experts and any(shape.is_moe for shape in setting.job.models.values()):
-        raise InputError("preset", "must be of a framework that runs models with experts")
 
 
 def _engine(site: _Site) -> Generate:
@@ -377,55 +379,62 @@ def _engine_degrees(site: _Site, shape: ModelShape) -> Iterator[tuple[int, int, 
 
 
 def _update(site: _Site, op: Op) -> Update:
-    """The smallest degrees at which the states fit; where none do, states wait in host memory."""
+    """The smallest degrees at which the states fit; where none do, they wait in host memory while engines generate."""
     shape, style = site.setting.shape(op), site.style
-    trainer, sequences = site.trainer(shape), Section(op=op, setting=site.setting).sequences
-    wanted = [style.offload, "all"] if site.colocated else ["none"]
-    for offload in [*dict.fromkeys(wanted), "optimizer"] if site.device.host and trainer != "plain" else ["none"]:
-        room = site.room(op, alone=offload == "all")
-        for degrees in _update_degrees(site, shape, sequences):
-            if _training_bytes(shape, degrees, optimizer=offload != "optimizer") <= room:
+    plain, sequences = site.trainer(shape) == "plain", Section(op=op, setting=site.setting).sequences
+    offloads = dict.fromkeys([style.offload, "all"] if site.colocated and site.device.host and not plain else ["none"])
+    for offload in offloads:
+        room = site.room(op, away=offload == "all")
+        for degrees in _update_degrees(site, op, sequences):
+            if _training_bytes(shape, degrees) <= room:
                 share = sequences // (degrees["dp"] * degrees["pp"])
-                micro = _micro(site, share, most=4, tokens=UPDATE_TOKENS)
-                recompute = "none" if trainer == "plain" else "full"
-                rest: dict[str, Any] = {"recompute": recompute, "offload": offload}
+                micro = _micro(site, op, share, degrees["tp"], degrees["cp"])
+                rest: dict[str, Any] = {"recompute": "none" if plain else "full", "offload": offload}
                 return Update(pool=site.pool.name, **degrees, **micro, **rest)
     raise InputError("preset", f"must have devices for {op} whose memory fits the model's states", site.pool.devices)
 
 
-def _update_degrees(site: _Site, shape: ModelShape, sequences: int) -> Iterator[dict[str, Any]]:
-    trainer, devices = site.trainer(shape), site.pool.devices
+def _update_degrees(site: _Site, op: Op, sequences: int) -> Iterator[dict[str, Any]]:
+    shape, devices = site.setting.shape(op), site.pool.devices
+    trainer = site.trainer(shape)
     if trainer != "megatron":
-        dp = _replicas(devices, sequences)
-        divides = trainer == "zero" and site.style.context
-        cp = max(n for n in _powers(min(devices // dp, MAX_CONTEXT) if divides else 1) if devices % n == 0)
-        for stage in site.style.stages if trainer == "zero" and dp > 1 else (0,):
+        dp = _replicas(devices // _context(site, op, devices, 1), sequences)
+        # Devices that a minibatch has no sequences for take part of those of others.
+        cp = max(n for n in site.contexts(devices // dp) if devices % n == 0)
+        for stage in site.style.stages if trainer == "zero" and dp * cp > 1 else (0,):
             yield {"tp": 1, "pp": 1, "cp": cp, "ep": 1, "dp": dp, "zero": stage}
         return
+    for tp, pp, ep in _divisions(site, shape):
+        cp = _context(site, op, devices // (tp * pp), tp)
+        dp = _replicas(devices // (tp * pp * cp), sequences)
+        if sequences >= dp * pp and 2 * tp * pp * cp * dp >= devices and tp * cp * dp % ep == 0:
+            yield {"tp": tp, "pp": pp, "cp": cp, "ep": ep, "dp": dp, "zero": min(dp * cp - 1, 1)}
+
+
+def _context(site: _Site, op: Op, devices: int, tp: int) -> int:
+    """Devices that the longest sequence is divided over so that its logits fit, or as many as can be."""
+    ways = [n for n in site.contexts(devices) if devices % n == 0]
+    longest, tokens = site.setting.job.workload.max_tokens, site.tokens(op, tp)
+    return next((n for n in ways if longest <= n * tokens), ways[-1])
+
+
+def _divisions(site: _Site, shape: ModelShape) -> Iterator[tuple[int, int, int]]:
+    """(tp, pp, ep) of Megatron, smallest first. Experts are divided inside a domain, else over two of them; pipelines
+    before tensors would make them thin."""
+    experts = shape.moe.experts if shape.moe is not None else 1
     for tp, pp in _degrees(site, shape, pipeline=True, tensors_first=not shape.is_moe):
-        dp = _replicas(devices // (tp * pp), sequences)
-        if sequences >= dp * pp and 2 * tp * pp * dp >= devices:
-            for ep in _expert_degrees(site, shape, tp * dp, devices // pp):
-                yield {"tp": tp, "pp": pp, "cp": 1, "ep": ep, "dp": dp, "zero": min(dp - 1, 1)}
+        same = site.pool.devices // pp
+        fitting = [ep for ep in _powers(2 * site.device.domain) if experts % ep == 0 and same % ep == 0]
+        yield from ((tp, pp, ep) for ep in fitting[-2:])
 
 
-def _expert_degrees(site: _Site, shape: ModelShape, *same_layers: int) -> list[int]:
-    """Ways to divide experts: inside a domain, else over two of them, whatever has the same layers allowing it."""
-    if shape.moe is None:
-        return [1]
-    fitting = [
-        ep for ep in _powers(2 * site.device.domain) if not any(n % ep for n in (shape.moe.experts, *same_layers))
-    ]
-    return fitting[-2:]
-
-
-def _training_bytes(shape: ModelShape, degrees: Mapping[str, int], *, optimizer: bool) -> float:
+def _training_bytes(shape: ModelShape, degrees: Mapping[str, int]) -> float:
     """Bytes of a device: 2 for a weight, 4 for its gradient and 12 for its optimizer state, as ZeRO divides them."""
     held = _held(shape, degrees["tp"], degrees["pp"], degrees["ep"])
     divided = shape.parameters / (degrees["tp"] * degrees["pp"] * degrees["cp"] * degrees["dp"])
     weight, gradient, state = (divided if degrees["zero"] >= stage else held for stage in (3, 2, 1))
     trained = shape.trainable_parameters / shape.parameters
-    return 2 * weight + trained * (4 * gradient + (12 * state if optimizer else 0))
+    return 2 * weight + trained * (4 * gradient + 12 * state)
 
 
 def _pass(site: _Site, op: Op, updates: Mapping[str, Update]) -> Pass:
@@ -435,32 +444,34 @@ def _pass(site: _Site, op: Op, updates: Mapping[str, Update]) -> Pass:
     away = HOME[op] not in updates and site.colocated and site.device.host and style.offload == "all"
     alike = actor if shape == setting.job.actor and site.pool.name == actor.pool else None
     like = None if style.per_call else updates.get(HOME[op], alike)
-    own = (like.tp, like.pp, like.cp, like.ep) if like is not None else _pass_degrees(site, op, alone=away)
-    tp, pp, cp, ep = own
-    fits = 2 * _held(shape, tp, pp, ep) <= site.room(op, alone=away)
+    degrees = (like.tp, like.pp, like.cp, like.ep) if like is not None else _pass_degrees(site, op, away=away)
+    tp, pp, cp, ep = degrees
+    fits = 2 * _held(shape, tp, pp, ep) <= site.room(op, away=away)
     divided = site.trainer(shape) == "zero" and devices > 1 and (actor.zero == 3 or not fits)
-    micro = _micro(site, -(-setting.job.workload.sequences * tp * pp * cp // devices), most=8, tokens=PASS_TOKENS)
+    micro = _micro(site, op, -(-setting.job.workload.sequences * tp * pp * cp // devices), tp, cp)
     rest: dict[str, Any] = {"zero": 3 if divided else 0, "offload": "all" if away else "none"}
     return Pass(pool=site.pool.name, tp=tp, pp=pp, cp=cp, ep=ep, **micro, **rest)
 
 
-def _pass_degrees(site: _Site, op: Op, *, alone: bool) -> tuple[int, int, int, int]:
-    shape = site.setting.shape(op)
+def _pass_degrees(site: _Site, op: Op, *, away: bool) -> tuple[int, int, int, int]:
+    shape, room = site.setting.shape(op), site.room(op, away=away)
     if site.trainer(shape) != "megatron":
         return 1, 1, 1, 1
-    for tp, pp in _degrees(site, shape, pipeline=True, tensors_first=not shape.is_moe):
-        for ep in _expert_degrees(site, shape, site.pool.devices // pp):
-            if 2 * _held(shape, tp, pp, ep) <= site.room(op, alone=alone):
-                return tp, pp, 1, ep
+    for tp, pp, ep in _divisions(site, shape):
+        if 2 * _held(shape, tp, pp, ep) <= room:
+            return tp, pp, 1, ep
     raise InputError("preset", f"must have devices for {op} whose memory fits the model", site.pool.devices)
 
 
-def _micro(site: _Site, sequences: int, *, most: int, tokens: int) -> dict[str, Any]:
+def _micro(site: _Site, op: Op, sequences: int, tp: int, cp: int) -> dict[str, Any]:
     """A micro-batch of a replica that has `sequences`: by tokens if the framework packs, else by sequences."""
-    longest, plain = site.setting.job.workload.max_tokens, site.setting.backend and site.setting.backend.name == "local"
-    if site.style.tokens and not plain:
-        return {"micro_tokens": longest * max(n for n in (1, 2, 4) if n == 1 or n * longest <= site.style.tokens)}
-    return {"micro_batch": min(most, _power_at_most(sequences), _power_at_most(tokens // longest))}
+    part, tokens = -(-site.setting.job.workload.max_tokens // cp), site.tokens(op, tp)
+    if site.style.tokens:
+        most = min(tokens, site.style.tokens)
+        return {"micro_tokens": part * max(n for n in (1, 2, 4) if n == 1 or n * part <= most)}
+    most = MICRO_UPDATE if SECTIONS[op] is Update else MICRO_PASS
+    least = 1 << (-(-MIN_TOKENS // site.setting.job.workload.max_tokens) - 1).bit_length()
+    return {"micro_batch": min(most, _power_at_most(sequences), max(_power_at_most(tokens // part), least))}
 
 
 def _replicas(limit: int, sequences: int) -> int:
@@ -480,15 +491,11 @@ def _degrees(site: _Site, shape: ModelShape, *, pipeline: bool, tensors_first: b
         (tp, pp)
         for tp in _powers(min(domain, devices))
         for pp in (_powers(min(MAX_PIPELINE, shape.layers)) if pipeline else (1,))
-        if devices % (tp * pp) == 0 and domain % tp == 0 and _divides_heads(shape, tp)
+        if devices % (tp * pp) == 0 and domain % tp == 0 and shape.heads % tp == 0
+        if shape.mla is not None or shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
         if (pp - 1) * -(-shape.layers // pp) < shape.layers
     ]
     return sorted(found, key=lambda d: (d[0] * d[1], d[1] if tensors_first else d[0]))
-
-
-def _divides_heads(shape: ModelShape, tp: int) -> bool:
-    kv = shape.mla is not None or shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0
-    return shape.heads % tp == 0 and kv
 
 
 def _powers(limit: int) -> list[int]:

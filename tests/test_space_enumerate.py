@@ -195,12 +195,13 @@ def test_the_jobs_limits_hold(name: str, totals: set[int]) -> None:
 
 
 def test_nothing_legal_is_said() -> None:
-    setting, two = setting_of(JOBS["grpo"], 1), setting_of(JOBS["grpo"], (1, 1))
+    three, two = setting_of(JOBS["grpo"], 3), setting_of(JOBS["grpo"], (1, 1))
     with pytest.raises(InputError) as caught:
         torn = {"place.actor": 0, "group.rollout": 0, "group.actor": 1}
         legal_space(default_space(two, torn), two)
     assert str(caught.value) == "space: must have a legal structure with what is fixed and the backend, got none"
-    apart = legal_space(default_space(setting, {"place.actor": 1}), setting)
+    crowded = {"place.actor": 1, "devices.rollout": 2, "devices.actor": 2}
+    apart = legal_space(default_space(three, crowded), three)
     assert apart.num_plans == 0
     with pytest.raises(InputError) as caught:
         apart.sample(1, np.random.default_rng(0))

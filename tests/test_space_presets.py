@@ -187,6 +187,23 @@ def test_deepspeed_chat_divides_tensors_to_generate_and_weights_to_train() -> No
     assert (plan.generate.tp, plan.generate.pp, plan.update_actor.tp, plan.update_actor.zero) == (4, 1, 1, 3)
 
 
+def test_all_models_of_a_framework_have_one_zero_stage() -> None:
+    # The critic alone would do with stage 2.
+    for name in ("openrlhf-colocate-all", "openrlhf-separate"):
+        plan = presets(PPO)[name]
+        assert plan.update_critic is not None
+        assert (plan.update_critic.zero, plan.update_actor.zero) == (3, 3)
+
+
+def test_devices_without_a_sequence_of_the_minibatch_share_those_of_others() -> None:
+    found = presets(PPO)
+    actor = found["verl-colocated"].update_actor
+    assert (actor.dp, actor.cp) == (128, 2)
+    # DeepSpeed-Chat cannot.
+    actor = found["deepspeed-chat"].update_actor
+    assert (actor.dp, actor.cp) == (128, 1)
+
+
 def test_real_gives_every_call_its_own_degrees() -> None:
     plan = presets(PPO)["real"]
     assert {(section.tp, section.pp) for section in plan.sections.values()} == {(4, 1), (4, 4), (4, 8), (4, 16)}
@@ -235,8 +252,8 @@ def test_a_cache_of_its_own_holds_the_longest_sequences(memory_gb: int, tp: int,
 
 
 def test_an_engine_is_divided_until_its_own_cache_holds_eight_sequences() -> None:
-    # DAPO's longest sequence takes 22528 x 64 layers x 2048 values x 2 bytes = 5.9 GB, the weights 65.5 GB. Of 170 GB the
-    # engine has 102: on one device it would hold six, so that it takes two, where 69 GB hold 23 halves.
+    # The longest sequence takes 22528 tokens x 64 layers x 2048 values x 2 bytes = 5.9 GB, the weights 65.5 GB. Of 170
+    # GB the engine has 102: on one device it would hold six, so that it takes two, where 69 GB hold 23 halves.
     wide = replace(DAPO, groups=(replace(DAPO.groups[0], memory_bytes=170 * 10**9),))
     job = msgspec.structs.replace(wide.job.document, algorithm=GRPO.job.algorithm)
     workload = msgspec.structs.replace(job.workload, useful_groups=None)
