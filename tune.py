@@ -132,8 +132,8 @@ def resume_(options: argparse.Namespace) -> int:
 
 def run_(options: argparse.Namespace) -> int:
     """Run one plan."""
-    from executor.fleet import devices_here
-    from executor.session import check_plan
+    from executor.machine import devices_here
+    from executor.support import check_plan
     from ir.documents import read_document
     from ir.job import load_job
     from ir.plan import Plan
@@ -158,7 +158,7 @@ def predict_(options: argparse.Namespace) -> int:
     for row in found.ranking(1):
         print(f"#1: {memory_text(found, row)}")
         if options.out:
-            write_document(options.out, found.candidates.plan(row))
+            write_document(options.out, found.legal.batch.plan(row))
     return 0
 
 
@@ -199,14 +199,12 @@ def describe_(options: argparse.Namespace) -> int:
 
 def calibrate_(options: argparse.Namespace) -> int:
     """Measure this machine."""
-    from executor.fleet import Fleet, devices_here
-    from executor.session import cluster_path, measure_cluster
+    from executor.cache import cluster_path
     from ir.documents import write_document
+    from search.report import cluster_text
 
-    kind, devices = devices_here()
-    with Fleet(devices, kind) as fleet:
-        cluster = measure_cluster(fleet, _say)
-    _print_cluster(cluster)
+    cluster = _measure()
+    print(cluster_text(cluster))
     if options.out:
         write_document(options.out, cluster)
     print(f"written to {options.out or cluster_path()}")
@@ -320,8 +318,12 @@ def _run_final(
 @contextmanager
 def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]:
     """Workers, the measured machine, and the job's actor; everything is ended on leaving."""
-    from executor.fleet import Fleet, devices_here
-    from executor.session import Session, cached_cluster, check_runnable, measure_cluster, ready_actor
+    from executor.cache import cached_cluster
+    from executor.fleet import Fleet
+    from executor.machine import devices_here
+    from executor.session import Session, measure_cluster, ready_actor
+    from executor.support import check_runnable
+    from search.report import cluster_text
 
     check_runnable(job)
     kind, devices = devices_here()
@@ -333,21 +335,25 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
         )
     with Fleet(devices, kind) as fleet:
         cluster = cluster or cached_cluster() or measure_cluster(fleet, _say)
-        _print_cluster(cluster)
+        print(cluster_text(cluster))
         session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, _say))
         yield session, session.measured_lengths(job)
 
 
 def _measured_cluster() -> Cluster:
-    from executor.fleet import Fleet, devices_here
-    from executor.session import cached_cluster, measure_cluster
+    from executor.cache import cached_cluster
 
-    cluster = cached_cluster()
-    if cluster is None:
-        kind, devices = devices_here()
-        with Fleet(devices, kind) as fleet:
-            cluster = measure_cluster(fleet, _say)
-    return cluster
+    return cached_cluster() or _measure()
+
+
+def _measure() -> Cluster:
+    from executor.fleet import Fleet
+    from executor.machine import devices_here
+    from executor.session import measure_cluster
+
+    kind, devices = devices_here()
+    with Fleet(devices, kind) as fleet:
+        return measure_cluster(fleet, _say)
 
 
 def _cluster(text: str | None) -> Cluster | None:
@@ -358,7 +364,7 @@ def _cluster(text: str | None) -> Cluster | None:
 
 def _planning(options: argparse.Namespace) -> tuple[Job, Cluster, Backend | None, dict[str, int]]:
     """What plans are made for: on cores, which nothing else uses, this project's executor; else anything legal."""
-    from executor.session import known_lengths
+    from executor.cache import known_lengths
     from ir.backends import backend
     from ir.job import load_job
     from space.build import parse_fix
@@ -373,7 +379,7 @@ def _planning(options: argparse.Namespace) -> tuple[Job, Cluster, Backend | None
 def _identity(found: Survey) -> Identity:
     import platform
 
-    from executor.session import software_fingerprint
+    from executor.machine import software_fingerprint
     from search.survey import MODEL_VERSION
     from search.view import Identity
     from space.axes import VERSION
@@ -385,18 +391,6 @@ def _identity(found: Survey) -> Identity:
         hardware=found.cluster.fingerprint,
         software=software_fingerprint(),
         host=platform.node(),
-    )
-
-
-def _print_cluster(cluster: Cluster) -> None:
-    from analytic.device import fit_error, fit_roofline
-
-    device = cluster.device
-    roofline = fit_roofline(device)
-    print(
-        f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s "
-        f"(fit within {fit_error(roofline, device.matmul):.0%}), {device.memory_bandwidth / 1e9:.0f} GB/s, "
-        f"{device.memory_bytes / 2**30:.1f} GiB each, process start {cluster.process_start_s:.1f} s"
     )
 
 

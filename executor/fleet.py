@@ -182,12 +182,6 @@ def device_core(device: int) -> int:
     return cores[device % len(cores)]
 
 
-def devices_here() -> tuple[str, int]:
-    """(kind, number) of devices of this machine: its NVIDIA GPUs if there are any, else the cores it may use."""
-    gpus = list(Path("/dev").glob("nvidia[0-9]*"))
-    return ("cuda", len(gpus)) if gpus else ("cpu", len(os.sched_getaffinity(0)))
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

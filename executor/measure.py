@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import time
@@ -14,6 +13,7 @@ import psutil
 import ray
 
 from executor.fleet import Fleet, Pool
+from executor.machine import device_name, hardware_fingerprint
 from executor.microbench import DeviceFigures, merge_figures
 from ir.cluster import Cluster, CollectivePoint, Device, Group, Level
 from ir.graph import PoolSpan
@@ -25,24 +25,6 @@ MEMORY_SHARE = 0.9
 """Of the host's memory that was available, what the devices together may occupy."""
 
 Progress = Callable[[str], None]
-
-
-def hardware_fingerprint(kind: str, devices: int) -> str:
-    """Identity of the hardware, the same at every start on the same machine."""
-    memory = round(psutil.virtual_memory().total / 2**30)
-    facts = [platform.machine(), device_name(kind), str(devices), f"{memory} GiB"]
-    return hashlib.sha256("|".join(facts).encode()).hexdigest()[:12]
-
-
-def device_name(kind: str) -> str:
-    """What the device calls itself."""
-    if kind == "cuda":
-        files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        return files[0].read_text().split("Model:")[1].splitlines()[0].strip() if files else "NVIDIA GPU"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip() + " core"
-    return platform.processor() or "unknown core"
 
 
 def calibrate(fleet: Fleet, kind: str, devices: int, progress: Progress) -> Cluster:

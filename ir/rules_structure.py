@@ -78,11 +78,11 @@ def _used(b: Columns, s: Setting, group: int) -> NDArray[np.int64]:
 
 
 def _grouped(b: Columns, s: Setting) -> Mask:
-    return np.logical_and.reduce([b[f"group.{role}"] < len(s.groups) for role in s.roles])
+    return np.asarray(np.logical_and.reduce([b[f"group.{role}"] < len(s.groups) for role in s.roles]))
 
 
 def _fits(b: Columns, s: Setting) -> Mask:
-    return np.logical_and.reduce([_used(b, s, i) <= group.count for i, group in enumerate(s.groups)])
+    return np.asarray(np.logical_and.reduce([_used(b, s, i) <= group.count for i, group in enumerate(s.groups)]))
 
 
 def _allowed(b: Columns, s: Setting) -> Mask:

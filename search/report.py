@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from analytic.device import fit_error, roofline_of
+from ir.cluster import Cluster
 from ir.plan import Plan
 from search.confidence import Confidence, leave_one_out
 from search.runs import locate
@@ -28,6 +30,18 @@ SHORT = {
     "sync_weights": "sync",
 }
 """Stage names in tables."""
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """A measured machine in a line."""
+    device = cluster.device
+    roofline = roofline_of(device)
+    fit = f" (fit within {fit_error(roofline, device.matmul):.0%})" if device.matmul else ""
+    return (
+        f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s{fit}, "
+        f"{device.memory_bandwidth / 1e9:.0f} GB/s, {device.memory_bytes / 2**30:.1f} GiB each, "
+        f"process start {cluster.process_start_s:.1f} s"
+    )
 
 
 def space_text(survey: Survey) -> str:
@@ -71,7 +85,7 @@ def ranking_text(survey: Survey, count: int = 10) -> str:
                 *(f"{seconds[i]:.3f}" if seconds[i] else "-" for i in stages),
                 f"{survey.estimate.memory.fill[row]:.0%}",
                 survey.bound_by(row),
-                survey.candidates.plan(row).describe(),
+                survey.legal.batch.plan(row).describe(),
             ]
         )
     return align(table)

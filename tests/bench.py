@@ -155,7 +155,8 @@ def trial_figures(run: Path, total_s: float | None) -> None:
 
 def compare(run: Path) -> None:
     """The best plan against each preset: the same prompts, in turn, step by step."""
-    from executor.fleet import Fleet, devices_here
+    from executor.fleet import Fleet
+    from executor.machine import devices_here
     from executor.result import warm_up_steps
     from executor.run import Options
     from executor.session import Session, ready_actor

@@ -10,7 +10,7 @@ import build
 import msgspec
 import pytest
 
-from executor.session import check_plan, check_runnable
+from executor.support import check_plan, check_runnable
 from ir.errors import InputError
 from ir.model import Mla, Moe
 from ir.plan import Pass, Plan, Pool

@@ -20,7 +20,7 @@ from scipy.special import ndtri
 
 from analytic.lengths import Distribution, length_model
 from executor.policy import prepare_actor
-from executor.session import check_runnable
+from executor.support import check_runnable
 from executor.tasks import prompts
 from ir.algorithm import Algorithm, Name
 from ir.documents import from_data, read_document, write_document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import build
@@ -18,7 +19,7 @@ from ir.job import Job, Role
 from ir.lower import lower
 from ir.plan import Plan
 from ir.recipes import RECIPES
-from ir.rules import Setting, check
+from ir.rules import Setting, breaches, check
 from ir.setting import Devices
 from space.build import default_space
 from space.enumerate import LegalSpace, legal_space
@@ -313,6 +314,32 @@ def test_a_plan_is_read_back_from_its_file(tmp_path: Path) -> None:
         path = tmp_path / f"{kind}.toml"
         write_document(path, plans.plan(0))
         assert read_document(path, Plan) == plans.plan(0)
+
+
+STREAMING = {
+    **JOBS,
+    "ppo, verified, no reference": replace(
+        build.job(name="ppo", kl_coefficient=0.0), others={Role.CRITIC: build.SHAPE}
+    ),
+    "dapo, reward model": replace(JOBS["dapo"], others={Role.REFERENCE: build.SHAPE, Role.REWARD: build.SHAPE}),
+}
+
+
+@pytest.mark.parametrize("kind", STREAMING)
+def test_plans_may_stream_where_a_stage_takes_finished_groups(kind: str) -> None:
+    job = STREAMING[kind]
+    setting = Setting(job=job, groups=GROUPS)
+    # Layouts are pinned, so that structures with few sections are drawn as well.
+    fix = build.pinned(
+        setting, "place.", "devices.", "sync", "fusions.", "sharing.", "update_actor.dp", "update_critic.dp"
+    )
+    plans = legal_space(default_space(setting, fix), setting).sample(400, np.random.default_rng(2))
+    may_stream = (plans["place.actor"] != 0) & (plans["fusions.merge_logprobs"] == 0)
+    plans = plans.take(may_stream)
+    set_ = PlanBatch(len(plans), dict(plans.columns) | {"fusions.stream": np.ones(len(plans), dtype=np.int32)})
+    refused = next(b for b in breaches(set_, setting) if b.name == "stream-needs-a-consumer").broken
+    assert len(plans) > 50
+    assert [bool(lower(job, set_.plan(i)).streamed) for i in range(len(plans))] == (~refused).tolist()
 
 
 def only_the_critics_layout(one: Plan, other: Plan) -> bool:

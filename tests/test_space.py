@@ -264,7 +264,7 @@ def test_neighbours_of_a_plan_by_hand() -> None:
 
 
 def test_a_split_shares_the_devices_and_a_section_that_appears_is_like_others() -> None:
-    setting = Setting(job=JOBS["grpo"], groups=(NODE,))
+    setting = Setting(job=JOBS["grpo"], groups=(replace(NODE, count=8),))
     space = default_space(setting)
     change = {
         "reference_logprob": {"tp": 2, "micro_batch": 8},

@@ -55,7 +55,7 @@ TRAITS = {
     "colocated-sync": ("all 256", "all 8", 0, False, "reshard"),
     "disaggregated-sync": ("rollout 128 + train 128", "rollout 4 + train 4", 0, False, "broadcast"),
     "one-step-off": ("rollout 128 + train 128", "rollout 4 + train 4", 1, False, "broadcast"),
-    "async": ("rollout 192 + train 64", "rollout 6 + train 2", 4, True, "broadcast"),
+    "async": ("rollout 192 + train 64", "rollout 4 + train 4", 4, True, "broadcast"),
     "verl-colocated": ("all 256", "all 8", 0, False, "reshard"),
     "verl-separate-async": (
         "rollout 96 + train 128 + reward 32", "rollout 4 + train 4", 4, True, "broadcast"
@@ -64,7 +64,7 @@ TRAITS = {
     "openrlhf-separate": (
         "rollout 128 + train 64 + critic 64", "rollout 4 + train 4", 0, False, "broadcast"
     ),
-    "areal": ("rollout 192 + train 64", "rollout 6 + train 2", 4, True, "broadcast"),
+    "areal": ("rollout 192 + train 64", "rollout 4 + train 4", 4, True, "broadcast"),
     "nemo-rl-on-policy": ("all 256", "all 8", 0, False, "reshard"),
     "nemo-rl-one-step-off": ("rollout 128 + train 128", "rollout 4 + train 4", 1, False, "broadcast"),
     "real": ("all 256", "all 8", 0, False, "reshard"),
@@ -129,7 +129,7 @@ def test_where_frameworks_put_models() -> None:
         ("verl-colocated", 50, 3, "micro_tokens"),
         ("verl-separate-async", 80, 3, "micro_tokens"),
         ("openrlhf-colocate-all", 60, 2, "micro_batch"),
-        ("openrlhf-separate", 90, 3, "micro_batch"),
+        ("openrlhf-separate", 90, 2, "micro_batch"),
         ("areal", 90, 3, "micro_tokens"),
         ("nemo-rl-on-policy", 60, 1, "micro_tokens"),
         ("real", 0, 0, "micro_batch"),
@@ -161,19 +161,23 @@ def test_only_colocated_frameworks_that_sleep_offload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "setting", "tokens"),
+    ("name", "setting", "update", "visit", "context"),
     [
-        # Four times 1536 are below verl's 16384; 22528 are above it, and must still be held.
-        ("verl-colocated", GRPO, 6144),
-        ("verl-colocated", DAPO, 22528),
-        ("areal", GRPO, 1536),
-        ("nemo-rl-on-policy", GRPO, 1536),
+        # The logits of 1536 tokens fit in an update of 80 GB, of twice as many in a forward pass.
+        ("verl-colocated", GRPO, 1536, 3072, 1),
+        ("areal", GRPO, 1536, 1536, 1),
+        ("nemo-rl-on-policy", GRPO, 1536, 1536, 1),
+        # Of 22528 tokens they do not: sequences are divided over eight devices.
+        ("verl-colocated", DAPO, 2816, 2816, 8),
     ],
 )
-def test_budgets_of_tokens_hold_the_longest_sequence(name: str, setting: Setting, tokens: int) -> None:
+def test_budgets_of_tokens_hold_the_longest_sequence(
+    name: str, setting: Setting, update: int, visit: int, context: int
+) -> None:
     plan = presets(setting)[name]
     assert isinstance(plan.old_logprob, Pass)
-    assert (plan.update_actor.micro_tokens, plan.old_logprob.micro_tokens) == (tokens, tokens)
+    assert (plan.update_actor.micro_tokens, plan.old_logprob.micro_tokens) == (update, visit)
+    assert (plan.update_actor.cp, plan.old_logprob.cp) == (context, context)
 
 
 def test_verifiers_run_beside_the_engines_where_rollouts_score_themselves() -> None:
@@ -215,11 +219,11 @@ def test_real_gives_every_call_its_own_degrees() -> None:
 
 
 def test_a_mixture_of_experts_is_divided_as_in_published_recipes() -> None:
-    # NeMo-RL, docs/about/performance-summary.md: 16-way pipelines and experts on 512 H100 for DeepSeek-V3.
-    plan = presets(example("grpo-deepseek-v3", "dgx-h100:512"))["nemo-rl-on-policy"]
+    # NeMo-RL, docs/about/performance-summary.md: DeepSeek-V3 one step off on 512 H100, 32 devices an engine.
+    plan = presets(example("grpo-deepseek-v3", "dgx-h100:512"))["nemo-rl-one-step-off"]
     actor, engine = plan.update_actor, plan.generate
-    assert (actor.tp, actor.pp, actor.ep, actor.dp, actor.zero) == (1, 16, 16, 32, 1)
-    assert (engine.tp, engine.pp, engine.ep) == (8, 8, 8)
+    assert (actor.tp, actor.pp, actor.ep, actor.dp, actor.zero) == (1, 16, 16, 16, 1)
+    assert (engine.tp, engine.pp, engine.ep) == (8, 4, 8)
     # verl's engines have no pipelines: they share experts.
     engine = presets(example("grpo-deepseek-v3", "dgx-h100:512"))["verl-colocated"].generate
     assert (engine.tp, engine.pp, engine.ep) == (4, 1, 64)
@@ -238,16 +242,16 @@ def test_engines_are_as_small_as_memory_allows(memory_gb: int, tp: int) -> None:
 
 def test_an_engine_that_cannot_be_small_enough_is_refused() -> None:
     # Four ways leave 3.8 GB, more than the 2.7 GB there are, and 28 heads cannot be divided by eight.
-    with pytest.raises(InputError, match="must have devices for an engine whose weights fit their memory, got 32"):
-        PRESETS["openrlhf-separate"](shrunk(4, count=64))
-    assert "openrlhf-separate" not in presets(shrunk(4, count=64))
+    with pytest.raises(InputError, match="must have devices for an engine whose weights fit their memory, got 64"):
+        PRESETS["openrlhf-separate"](shrunk(4, count=128))
+    assert "openrlhf-separate" not in presets(shrunk(4, count=128))
 
 
 @pytest.mark.parametrize(("memory_gb", "tp", "concurrency"), [(80, 1, 256), (40, 1, 64), (30, 2, 128)])
 def test_a_cache_of_its_own_holds_the_longest_sequences(memory_gb: int, tp: int, concurrency: int) -> None:
     # 28 layers x 1024 values x 2 bytes x 1536 tokens are 88 MB a sequence. Of 40 GB 60 % are the engine's: 15.2 GB of
     # weights leave 8.8 GB, 99 sequences. Of 30 GB the weights would take 85 %: halved, 10.4 GB are left for 44 MB each.
-    generate = PRESETS["real"](shrunk(memory_gb, count=8)).generate
+    generate = PRESETS["real"](shrunk(memory_gb, count=16)).generate
     assert (generate.tp, generate.concurrency) == (tp, concurrency)
 
 
@@ -262,14 +266,18 @@ def test_an_engine_is_divided_until_its_own_cache_holds_eight_sequences() -> Non
     assert (generate.tp, generate.concurrency) == (2, 16)
 
 
-def test_states_wait_in_host_memory_where_they_do_not_fit() -> None:
-    roomy, bare = shrunk(40, count=8), shrunk(40, count=8, host=False)
-    # 18 bytes x 7.6 billion over two devices are 69 GB, without the optimizer 23 GB.
-    assert PRESETS["areal"](GRPO).update_actor.offload == "optimizer"
-    # Of 40 GB neither fits on two devices; on four, 34 GB do not but 11 GB do.
-    plan = PRESETS["areal"](roomy)
-    assert (pools_of(plan), plan.update_actor.offload) == ("rollout 4 + train 4", "optimizer")
-    assert "areal" not in presets(bare)
+def test_states_wait_in_host_memory_where_they_do_not_fit_beside_an_engine() -> None:
+    # 18 bytes x 7.6 billion over eight devices are 17 GB: of 80 GB they fit in the 40 % that an engine leaves, not of 40.
+    name = "verl-colocated"
+    assert [PRESETS[name](shrunk(gb, count=8)).update_actor.offload for gb in (80, 40)] == ["none", "all"]
+    assert name not in presets(shrunk(40, count=8, host=False))
+
+
+def test_training_gets_as_many_devices_as_its_states_need() -> None:
+    # 137 GB take 68 GB each of two devices, 34 GB of four.
+    splits = [pools_of(PRESETS["areal"](shrunk(gb, count=8))) for gb in (120, 80)]
+    assert splits == ["rollout 6 + train 2", "rollout 4 + train 4"]
+    assert "areal" not in presets(shrunk(40, count=8))
 
 
 def test_presets_respect_the_limits_of_the_job() -> None:
