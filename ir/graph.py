@@ -141,6 +141,8 @@ class Stage:
     layout: Layout = field(default_factory=Layout)
     riders: tuple[Op, ...] = ()
     """Of `ops`, those done on the way of another, without a pass of their own."""
+    partner: Layout | None = None
+    """Layout of the critic's update where it is interleaved with the actor's, whose `layout` is."""
 
     @property
     def name(self) -> str:

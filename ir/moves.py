@@ -129,7 +129,7 @@ def interleave_updates(rpeg: Rpeg) -> Rpeg:
     """Alternate micro-batches of the critic's and the actor's updates in one visit. Each fills the other's pipeline
     bubbles and waits for collectives; both models' gradients and activations are held at once."""
     critic, actor = rpeg.stage(Op.UPDATE_CRITIC), rpeg.stage(Op.UPDATE_ACTOR)
-    both = replace(actor, ops=_ordered((*critic.ops, *actor.ops)))
+    both = replace(actor, ops=_ordered((*critic.ops, *actor.ops)), partner=critic.layout)
     stages = tuple(both if stage is actor else stage for stage in rpeg.stages if stage is not critic)
     return replace(rpeg, stages=stages)
 

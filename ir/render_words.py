@@ -120,6 +120,11 @@ def layout_words(stage: Stage, rpeg: Rpeg) -> tuple[str, ...]:
         return (_plural(layout.ranks, "device"),)
     if Op.GENERATE in stage.ops:
         return (_replicas(layout, "engine"), *_engine_words(layout), *_other_words(layout))
+    words = _pass_words(layout)
+    return words if stage.partner is None else (*words, f"critic: {', '.join(_pass_words(stage.partner))}")
+
+
+def _pass_words(layout: Layout) -> tuple[str, ...]:
     return (_replicas(layout, "replica"), *_batch_words(layout), *_other_words(layout))
 
 

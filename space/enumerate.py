@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 from math import prod
 
@@ -59,6 +59,7 @@ class LegalSpace:
     tables: dict[Op, SectionTable]
     _pool_counts: dict[PoolCase, dict[int, int]] = field(default_factory=dict)
     _totals: dict[tuple[PoolCase, ...], dict[Sizes, int]] = field(default_factory=dict)
+    _in_group: dict[tuple[PoolCase, ...], dict[int, int]] = field(default_factory=dict)
 
     @property
     def num_structures(self) -> int:
@@ -97,7 +98,32 @@ class LegalSpace:
 
     def count(self, case: Case) -> int:
         """Plans of one structure: the product of the pools' counts, summed over sizes that fit together."""
-        return sum(self._allowed(tuple(self.pool_case(pool, case) for pool in case.pools)).values())
+        pools = [self.pool_case(pool, case) for pool in case.pools]
+        groups = range(len(self.setting.groups))
+        parts = [self._count_in_group(tuple(pool for pool in pools if pool[0][1] == group)) for group in groups]
+        # Groups share nothing but the sum of their devices.
+        if not self._is_bounded:
+            return prod(sum(part.values()) for part in parts)
+        totals = reduce(_convolved, parts)
+        sums = np.array(list(totals), dtype=np.int64)
+        kept = self.setting.job.limits.allows(sums, self.setting.num_devices)
+        return sum(count for count, good in zip(totals.values(), kept.tolist(), strict=True) if good)
+
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether the job's limits say more of the devices used than that there must be so many."""
+        available = self.setting.num_devices
+        return not bool(self.setting.job.limits.allows(np.arange(1, available + 1), available).all())
+
+    def _count_in_group(self, pools: tuple[PoolCase, ...]) -> dict[int, int]:
+        """Plans of pools that share a group of devices, by the devices used."""
+        if not pools:
+            return {0: 1}
+        if pools not in self._in_group:
+            room = self.setting.groups[pools[-1][0][1]].count
+            both = _convolved(self.counts_by_size(pools[-1]), self._count_in_group(pools[:-1]))
+            self._in_group[pools] = {used: count for used, count in both.items() if used <= room}
+        return self._in_group[pools]
 
     def _allowed(self, pools: tuple[PoolCase, ...]) -> dict[Sizes, int]:
         """Plans of a structure by the devices used of each group, where the job's limits allow their sum."""
@@ -268,6 +294,15 @@ class Factor:
             rows = table.rows[first:last][layout]
             columns |= {f"{op}.{name}": rows[:, i] for i, name in enumerate(table.fields)}
         return PlanBatch(count, {name: columns[name] for name in COLUMNS if name in columns})
+
+
+def _convolved(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
+    """Counts of sums from the counts of two independent numbers."""
+    result: dict[int, int] = {}
+    for a, times in one.items():
+        for b, count in other.items():
+            result[a + b] = result.get(a + b, 0) + times * count
+    return result
 
 
 def legal_space(space: Space, setting: Setting) -> LegalSpace:

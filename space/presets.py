@@ -14,7 +14,6 @@ from ir.errors import InputError
 from ir.plan import Plan
 from ir.rules import check
 from ir.setting import Setting
-
 from space.preset_layouts import OWN_PERCENT, Style, apart, colocated
 
 _GENERIC = Style(percent=OWN_PERCENT)
