@@ -11,7 +11,7 @@ TORCH_BACKEND ?= auto
 WHEELS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS))
 TORCH_FLAG := $(if $(wildcard $(addsuffix /torch-*.whl,$(WHEELS))),,--torch-backend=$(TORCH_BACKEND))
 
-.PHONY: tune test lint types bench clean
+.PHONY: tune test lint types bench bench-model clean
 
 tune: $(VENV)/installed
 	$(BIN)/python tune.py
@@ -28,6 +28,10 @@ types: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python tests/bench.py
+
+# The model against published measurements; ARGS="--data DIR" for another folder of files with the same columns.
+bench-model: $(VENV)/installed
+	$(BIN)/python tests/bench_model.py $(ARGS)
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
