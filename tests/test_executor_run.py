@@ -214,11 +214,16 @@ def test_a_prompt_that_is_too_long_is_not_cut_in_silence(fleet: Fleet, tiny_job:
 
 
 def test_an_interrupt_passes_through(fleet: Fleet, tiny_job: Job, tiny_actor: Path) -> None:
+    # A shell that starts the tests in the background has them ignore the signal.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        go(fleet, tiny_job, tiny_actor, ONE, steps=10**6)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            go(fleet, tiny_job, tiny_actor, ONE, steps=10**6)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begun < 6.0
 
 
