@@ -36,7 +36,12 @@ def start(place: Path, *arguments: object) -> subprocess.Popen[str]:
     environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
     command = [sys.executable, str(ROOT / "tune.py"), *map(str, arguments)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=place)
+    # A shell that starts the tests in the background has them ignore this signal, which a child would inherit.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=place)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def tune(place: Path, *arguments: object, timeout: float = 180) -> tuple[int, str, str]:
@@ -53,7 +58,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip().endswith("[]")
-    for command in ("search", "resume", "run", "predict", "calibrate", "show"):
+    for command in ("search", "resume", "run", "predict", "space", "describe", "calibrate", "show"):
         assert command in done.stdout
 
 
