@@ -98,6 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument("--out", type=Path, metavar="FILE", help="the SVG (NAME.svg)")
     describe.add_argument("--mermaid", action="store_true", help="print Mermaid in place of the tree")
     calibrate = command(calibrate_, "measure this machine anew")
+    calibrate.add_argument(
+        "--from", dest="run_dir", type=Path, metavar="RUN_DIR", help="learn from its real runs instead"
+    )
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="write the cluster.toml here too")
     show = command(show_, "print what a run directory holds")
     show.add_argument("run_dir", type=Path, help="run directory")
@@ -198,17 +201,37 @@ def describe_(options: argparse.Namespace) -> int:
 
 
 def calibrate_(options: argparse.Namespace) -> int:
-    """Measure this machine."""
+    """Measure this machine, or learn from what ran on it."""
     from executor.cache import cluster_path
     from ir.documents import write_document
     from search.report import cluster_text
 
-    cluster = _measure()
+    cluster = _refitted(options.run_dir) if options.run_dir else _measure()
     print(cluster_text(cluster))
-    if options.out:
-        write_document(options.out, cluster)
-    print(f"written to {options.out or cluster_path()}")
+    out = options.out or cluster_path()
+    if options.out or options.run_dir:
+        write_document(out, cluster)
+    print(f"written to {out}")
     return 0
+
+
+def _refitted(run_dir: Path) -> Cluster:
+    """The cluster of a run directory with what its real runs say of the model."""
+    import numpy as np
+
+    from analytic.calibrate import refit
+    from ir.backends import backend
+    from search.runs import locate
+    from search.survey import survey
+    from search.view import admit
+    from traces.rundir import RunDirectory
+    from traces.store import read_trials
+
+    directory = RunDirectory(run_dir)
+    found = survey(directory.job(), directory.cluster(), backend=backend("local"))
+    trials, _ = admit(found.candidates, _identity(found), read_trials(directory.path))
+    rows = np.array([locate(found.candidates, trial.params) for trial in trials], dtype=np.intp)
+    return refit(found.cluster, found.job, found.legal.batch.take(rows), trials)
 
 
 def show_(options: argparse.Namespace) -> int:
@@ -318,6 +341,7 @@ def _run_final(
 @contextmanager
 def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]:
     """Workers, the measured machine, and the job's actor; everything is ended on leaving."""
+    from analytic.calibrate import fitted
     from executor.cache import cached_cluster
     from executor.fleet import Fleet
     from executor.machine import devices_here
@@ -334,7 +358,7 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
             " + ".join(f"{group.num_devices} x {group.device.kind}" for group in cluster.groups),
         )
     with Fleet(devices, kind) as fleet:
-        cluster = cluster or cached_cluster() or measure_cluster(fleet, _say)
+        cluster = cluster or cached_cluster() or measure_cluster(fleet, _say, fitted)
         print(cluster_text(cluster))
         session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, _say))
         yield session, session.measured_lengths(job)
@@ -347,13 +371,14 @@ def _measured_cluster() -> Cluster:
 
 
 def _measure() -> Cluster:
+    from analytic.calibrate import fitted
     from executor.fleet import Fleet
     from executor.machine import devices_here
     from executor.session import measure_cluster
 
     kind, devices = devices_here()
     with Fleet(devices, kind) as fleet:
-        return measure_cluster(fleet, _say)
+        return measure_cluster(fleet, _say, fitted)
 
 
 def _cluster(text: str | None) -> Cluster | None:

@@ -2,27 +2,35 @@
 
 A group of ranks is laid over the hierarchy by integer division: ranks that are `stride`
 devices apart fill a level's members from the inside out. A collective then runs level by
-level, each on the share that the levels below have left.
+level, each on the share that the levels below have left; libraries of accelerators cut it
+into chunks, so that levels work at the same time.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analytic.device import knee
-from ir.cluster import Level, device_bandwidth
+from analytic.grids import grid, kernel_facts
+from ir.cluster import CollectiveFit, Level, device_bandwidth
 
 Float = NDArray[np.float64]
+Int = NDArray[np.int64]
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
 Levels = tuple[Level, ...]
 
+_RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+_SIZES = np.exp2(np.arange(0.0, 48.0, 0.25))
+"""Bytes at which a fit is tabulated: quarters of octaves err by far less than the fit."""
+
 
 def collective_seconds(
-    levels: Levels, op: Kind, size: ArrayLike, ranks: NDArray[np.int64], stride: ArrayLike = 1
+    levels: Levels, op: Kind, size: ArrayLike, ranks: Int, stride: ArrayLike = 1, *, engine: bool = False
 ) -> Float:
     """Seconds of a collective, 0 for one rank.
 
@@ -32,17 +40,22 @@ def collective_seconds(
         size: Bytes: of the whole tensor; for `all_to_all` and `send`, those that a rank sends.
         ranks: Members of the group, int64[n].
         stride: Devices from one member to the next.
+        engine: Whether the faster of the library's all-reduce and an inference engine's own kernel is taken.
 
     Measured points are interpolated in log-log and extended in proportion; else fitted knees are used, else
-    latency and bandwidth. A number of ranks without a figure takes the nearest, scaled by the traffic.
+    latency and bandwidth. A number of ranks without a figure lies between its neighbours, in log-log.
     """
     sizes, members, strides = np.broadcast_arrays(np.asarray(size, dtype=float), ranks, np.asarray(stride))
-    pairs, inverse = np.unique(np.stack([members, strides], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
-    result, flat, which = np.zeros(members.size), sizes.reshape(-1), inverse.reshape(-1)
-    for index, (n, step) in enumerate(pairs.tolist()):
-        here = which == index
-        if n > 1:
-            result[here] = _seconds(levels, op, flat[here], n, step)
+    result, flat = np.zeros(members.size), sizes.reshape(-1)
+    several = np.flatnonzero(members.reshape(-1) > 1)
+    if not len(several):
+        return result.reshape(members.shape)
+    # One number a pair: sorting those is far cheaper than sorting rows.
+    codes = members.reshape(-1)[several].astype(np.int64) << 32 | strides.reshape(-1)[several].astype(np.int64)
+    pairs, inverse = np.unique(codes, return_inverse=True)
+    for index, code in enumerate(pairs.tolist()):
+        here = several if len(pairs) == 1 else several[inverse == index]
+        result[here] = _seconds(levels, op, flat[here], (code >> 32, code & 0xFFFFFFFF), engine)
     return result.reshape(members.shape)
 
 
@@ -57,15 +70,67 @@ def members_by_level(levels: Levels, ranks: int, stride: int) -> list[int]:
     return found
 
 
-def _seconds(levels: Levels, op: Kind, size: Float, ranks: int, stride: int) -> Float:
-    members, inside, total = members_by_level(levels, ranks, stride), 1, np.zeros_like(size)
-    for index, here in enumerate(members):
+def domain_of(levels: Levels) -> int:
+    """Levels from the inside out that scale-up links join: those at least half as fast as the innermost."""
+    fast = [2 * device_bandwidth(levels, index) >= device_bandwidth(levels, 0) for index in range(len(levels))]
+    return fast.index(False) if False in fast else len(levels)
+
+
+def nodes_of(levels: Levels, ranks: int, stride: int = 1) -> int:
+    """Scale-up domains that a group spans."""
+    return int(np.prod(members_by_level(levels, ranks, stride)[domain_of(levels) :], dtype=np.int64))
+
+
+def overlap_of(levels: Levels, ranks: Int, stride: ArrayLike = 1) -> Float:
+    """Share of a group's traffic that hides under products: scale-up links take processors and memory from them,
+    network cards hardly any. For `analytic.device.overlapped`."""
+    share, reach, size = kernel_facts()["overlap"], np.asarray(ranks) * np.asarray(stride), 1
+    found = np.zeros(reach.shape)
+    for index, level in enumerate(levels):
+        usual = share["scale_up"] if index < domain_of(levels) else share["network"]
+        # The outermost level that a group reaches is its slowest.
+        found = np.where((reach > size) | (index == 0), usual if level.overlap is None else level.overlap, found)
+        size *= level.size
+    return found
+
+
+def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[int, int], engine: bool) -> Float:
+    ranks, stride = group
+    members, described = members_by_level(levels, ranks, stride), bool(levels[0].fits)
+    # Scale-up links of several levels are the same ports of a device: one flat collective.
+    flat = domain_of(levels) if described else 1
+    inside, parts = int(np.prod(members[:flat])), list[Float]()
+    if inside > 1:
+        near = _share(op, size, 1, inside, ranks)
+        alone = members[0] == inside
+        seconds = _level_seconds(levels, 0, op, near, (inside, 1)) if alone else _flat(levels, op, near, inside)
+        own = engine and op == "all_reduce" and inside == ranks
+        parts.append(_engine_all_reduce(levels[0], near, inside, seconds) if own else seconds)
+    for index, here in enumerate(members[flat:], start=flat):
         if here > 1:
-            seconds = _level_seconds(levels, index, op, _share(op, size, inside, here, ranks), here)
-            # A message to a neighbour, and a broadcast that is cut in pieces, take as long as their slowest link.
-            total = np.maximum(total, seconds) if op in ("send", "broadcast") else total + seconds
+            parts.append(_level_seconds(levels, index, op, _share(op, size, inside, here, ranks), (here, inside)))
             inside *= here
-    return total
+    return _over_levels(op, size, parts, described=described)
+
+
+def _flat(levels: Levels, op: Kind, size: Float, ranks: int) -> Float:
+    """Over all levels of the scale-up domain at once, as fast as the slowest of them."""
+    last = domain_of(levels) - 1
+    latency = levels[last].latency_s * np.log2(2 * ranks) / 2.0
+    wire = traffic(op, ranks) * size / device_bandwidth(levels, last)
+    return knee(np.full_like(size, latency), wire, kernel_facts()["domain"]["p"])
+
+
+def _over_levels(op: Kind, size: Float, parts: list[Float], *, described: bool) -> Float:
+    slowest = np.asarray(np.maximum.reduce(parts))
+    # A message to a neighbour, and a broadcast that is cut in pieces, take as long as their slowest link.
+    if op in ("send", "broadcast") or len(parts) == 1:
+        return slowest
+    rest = np.asarray(sum(parts)) - slowest
+    if not described:
+        return np.asarray(slowest + rest)
+    ring = kernel_facts()["ring"]
+    return np.asarray(slowest + rest / np.clip(size / ring["chunk_bytes"], 1.0, ring["chunks"]))
 
 
 def _share(op: Kind, size: Float, inside: int, here: int, ranks: int) -> Float:
@@ -77,20 +142,75 @@ def _share(op: Kind, size: Float, inside: int, here: int, ranks: int) -> Float:
     return size / inside
 
 
-def _level_seconds(levels: Levels, index: int, op: Kind, size: Float, ranks: int) -> Float:
-    level = levels[index]
+def _level_seconds(levels: Levels, index: int, op: Kind, size: Float, members: tuple[int, int]) -> Float:
+    """Of a level's `here` members, each of which holds `inside` ranks of the group."""
+    level, (here, inside) = levels[index], members
     if any(point.op == op for point in level.collectives):
-        return _measured(level, op, size, ranks)
+        return _measured(level, op, size, here)
     if op in ("all_gather", "reduce_scatter") and any(point.op == "all_reduce" for point in level.collectives):
         # An all-reduce is the one after the other.
-        return _measured(level, "all_reduce", size, ranks) / 2.0
-    fits = [fit for fit in level.fits if fit.op == op]
+        return _measured(level, "all_reduce", size, here) / 2.0
+    fits = sorted((fit for fit in level.fits if fit.op == op), key=lambda fit: fit.ranks)
     if fits:
-        fit = min(fits, key=lambda f: (abs(np.log(f.ranks / ranks)), f.ranks))
-        wire = traffic(op, ranks) * size / fit.bandwidth
-        return np.asarray((fit.latency_s**fit.p + wire**fit.p) ** (1.0 / fit.p))
-    wire = traffic(op, ranks) * size / device_bandwidth(levels, index)
-    return knee(np.full_like(size, level.latency_s * np.log2(2 * ranks) / 2.0), wire, 1.0)
+        return _fitted(level, fits, size, here)
+    bandwidth, latency = device_bandwidth(levels, index), level.latency_s * np.log2(2 * here) / 2.0
+    # Libraries of accelerators pass a broadcast on in chunks: each link carries it once.
+    wire = (1.0 if op == "broadcast" and levels[0].fits else traffic(op, here)) * size / bandwidth
+    if not levels[0].fits or op not in _RINGS:
+        return knee(np.full_like(size, latency), wire, 1.0)
+    # A ring over all ranks: what each sends grows with them, and it hands on once a rank.
+    wire = traffic(op, here * inside) * size / bandwidth
+    return np.asarray(wire + _ring_latency(op, here, inside) + latency)
+
+
+def _ring_latency(op: Kind, nodes: int, inside: int) -> float:
+    """All-gathers and reduce-scatters go round a ring; an all-reduce goes up and down a tree where that is shorter,
+    whose latency is that of the ring over two nodes."""
+    hop = float(kernel_facts()["ring"]["hop"])
+    if op == "all_reduce":
+        return 2.0 * hop * min(nodes * inside - 1.0, 2.0 * inside * float(np.log2(nodes)))
+    return hop * (nodes * inside - 1.0)
+
+
+def _fitted(level: Level, fits: list[CollectiveFit], size: Float, ranks: int) -> Float:
+    """Between the next smaller and larger numbers of ranks that were fitted."""
+    smaller = max((fit for fit in fits if fit.ranks <= ranks), key=lambda fit: fit.ranks, default=fits[0])
+    larger = min((fit for fit in fits if fit.ranks >= ranks), key=lambda fit: fit.ranks, default=fits[-1])
+    low = _of_fit(smaller, size, ranks)
+    if smaller.ranks == larger.ranks:
+        # Beyond the last, latency grows by half a message for each doubling.
+        return low + 0.5 * level.latency_s * max(float(np.log2(ranks / smaller.ranks)), 0.0)
+    high = _of_fit(larger, size, ranks)
+    share = np.log(ranks / smaller.ranks) / np.log(larger.ranks / smaller.ranks)
+    return np.asarray(low ** (1.0 - share) * high**share)
+
+
+def _of_fit(fit: CollectiveFit, size: Float, ranks: int) -> Float:
+    """A fit at the size that gives its own number of ranks as much traffic."""
+    scale = traffic(fit.op, ranks) / traffic(fit.op, fit.ranks)
+    return np.asarray(np.exp(np.interp(np.log2(np.maximum(size * scale, 1.0)), np.log2(_SIZES), _curve(fit))))
+
+
+@lru_cache(maxsize=1024)
+def _curve(fit: CollectiveFit) -> Float:
+    """Logarithm of seconds at `_SIZES`: the closed form times what was measured over it."""
+    seconds = closed_seconds(fit, _SIZES)
+    found = grid(f"collective/{fit.table}/{fit.op}/{fit.ranks}") if fit.table else None
+    return np.log(seconds if found is None else seconds * found.factor(_SIZES))
+
+
+def closed_seconds(fit: CollectiveFit, size: Float) -> Float:
+    """The closed form alone, which the tables of collectives correct."""
+    wire = traffic(fit.op, fit.ranks) * size / fit.bandwidth
+    return np.asarray((fit.latency_s**fit.p + wire**fit.p) ** (1.0 / fit.p))
+
+
+def _engine_all_reduce(level: Level, size: Float, ranks: int, library: Float) -> Float:
+    """One- and two-shot kernels under CUDA graphs, where they are faster; of the next larger group measured."""
+    for fit in sorted(level.fits, key=lambda fit: fit.ranks):
+        if fit.op == "all_reduce" and fit.ranks >= ranks and (own := grid(f"custom/{fit.table}/{fit.ranks}")):
+            return np.minimum(library, closed_seconds(fit, size) * own.factor(size))
+    return library
 
 
 def _measured(level: Level, op: str, size: Float, ranks: int) -> Float:

@@ -1,9 +1,9 @@
-"""From stage seconds to the step: the steady-state cycle of the RPEG.
+"""From stage seconds to the step: the longest cycle of its event graph.
 
-A step's period is the largest ratio of time to tokens over the cycles of its event graph.
-There is a cycle for each pool, whose stages take turns, and the circuit from generation
-through everything that the next weights wait for and back, which carries one token plus
-one per unit of staleness. A streamed stage overlaps generation but for its last group.
+`analytic.circuits` finds, once per structure, the cycles that can be the longest: one for
+each pool, whose stages take turns; the circuit from generation through everything that
+the next weights wait for and back, which spans one step plus one per unit of staleness;
+and where pools wait for each other, what they exchange. Here they get their seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.graph import Op, Rpeg, Stage
+from analytic.circuits import Cycle, cycles_of
+from analytic.events import Shape, Term, shape_of
+from ir.graph import Rpeg, Stage
 
 Float = NDArray[np.float64]
 
@@ -21,80 +23,104 @@ SecondsOf = Callable[[Stage], Float]
 
 
 def cycles(
-    rpeg: Rpeg, seconds_of: SecondsOf, latency_ratio: Float, call_s: float, staleness: NDArray[np.int64]
+    rpeg: Rpeg,
+    seconds_of: SecondsOf,
+    latency_ratio: Float,
+    call_s: float,
+    staleness: NDArray[np.int64],
+    in_flight: NDArray[np.bool_] | None = None,
 ) -> dict[str, Float]:
-    """Seconds per step of each cycle; the step takes as long as the longest.
+    """Seconds per step of each kind of cycle, float64[..., m]; the step takes as long as the longest.
 
     Args:
         rpeg: The structure; its layouts are not looked at.
         seconds_of: Busy seconds of a stage per step.
         latency_ratio: Of generation, first sequence to last, over its busy seconds.
         call_s: Turn-around between controller and workers, for each visit.
-        staleness: Of each plan.
+        staleness: Of each plan, int64[m].
+        in_flight: Of each plan, bool[m]: whether engines never drain, so that the pool that trains is handed each
+            mini-batch when it is finished. None for nowhere.
     """
-    busy: dict[str, Float] = {}
-    for stage in rpeg.stages:
-        seconds = seconds_of(stage) + _turnaround(rpeg, stage, call_s)
-        busy[stage.pool] = busy[stage.pool] + seconds if stage.pool in busy else seconds
-    found = {f"{name} pool" if len(busy) > 1 else "pool": seconds for name, seconds in busy.items()}
-    if not rpeg.colocated:
-        circuit = _circuit(rpeg, seconds_of, latency_ratio, call_s)
-        found["staleness circuit"] = circuit / (1.0 + staleness)
-    elif len(busy) > 1:
-        found["step"] = _circuit(rpeg, seconds_of, latency_ratio, call_s)
-    return found
+    handed = np.zeros(len(staleness), dtype=bool) if in_flight is None else in_flight
+    whole, pieces = shape_of(rpeg, pieces=False), shape_of(rpeg, pieces=rpeg.job.workload.minibatches > 1)
+    terms = _Terms(rpeg, whole, seconds_of, latency_ratio, call_s)
+    if not pieces.pieces or not handed.any():
+        return _named(cycles_of(whole), terms, staleness)
+    after, before = _named(cycles_of(pieces), terms, staleness), _named(cycles_of(whole), terms, staleness)
+    none = np.zeros(terms.busy(0).shape)
+    return {
+        name: np.where(handed, after.get(name, none), before.get(name, none))
+        for name in dict.fromkeys((*before, *after))
+    }
 
 
-def _turnaround(rpeg: Rpeg, stage: Stage, call_s: float) -> float:
-    """Generation on a pool of its own goes on while others are told what to do."""
-    return 0.0 if Op.GENERATE in stage.ops and not rpeg.colocated else call_s
+class _Terms:
+    """Seconds of every term, each computed once."""
+
+    def __init__(self, rpeg: Rpeg, shape: Shape, seconds_of: SecondsOf, latency_ratio: Float, call_s: float) -> None:
+        self._rpeg, self._shape, self._seconds_of = rpeg, shape, seconds_of
+        self._ratio, self._call = latency_ratio, call_s
+        self._known: dict[Term, Float] = {}
+
+    def __call__(self, term: Term) -> Float:
+        if term not in self._known:
+            self._known[term] = np.asarray(getattr(self, term[0])(term[1]))
+        return self._known[term]
+
+    def busy(self, i: int) -> Float:
+        """Generation on a pool of its own goes on while others are told what to do."""
+        apart = self._shape.visits[i].generates and not self._shape.colocated
+        return self._seconds_of(self._rpeg.stages[i]) + (0.0 if apart else self._call)
+
+    def latency(self, i: int) -> Float:
+        """From generation's first sequence to its last."""
+        return self._seconds_of(self._rpeg.stages[i]) * self._ratio + self._call
+
+    def group(self, i: int) -> Float:
+        """Until the first group is finished, as if groups came at an even pace."""
+        return self.latency(i) / self._groups
+
+    def last(self, i: int) -> Float:
+        """A streamed stage on the last group."""
+        return self.busy(i) / self._groups
+
+    def piece(self, i: int) -> Float:
+        """Until the first mini-batch is finished."""
+        return self.latency(i) / self._minibatches
+
+    def end(self, i: int) -> Float:
+        """A stage on the last mini-batch."""
+        return self.busy(i) / self._minibatches
+
+    @property
+    def _groups(self) -> int:
+        return self._rpeg.job.workload.prompts_per_step
+
+    @property
+    def _minibatches(self) -> int:
+        return self._rpeg.job.workload.minibatches
 
 
-def _circuit(rpeg: Rpeg, seconds_of: SecondsOf, latency_ratio: Float, call_s: float) -> Float:
-    """Seconds from a step's first sequence until its weights are where they generate: the longest path through the
-    stages, those of one pool in turn."""
-    done: dict[Op, Float] = {}
-    free: dict[str, Float] = {}
-    for stage in rpeg.stages:
-        seconds = seconds_of(stage) + call_s
-        if Op.GENERATE in stage.ops:
-            end = seconds_of(stage) * latency_ratio + call_s
-        elif _is_streamed(rpeg, stage):
-            end = _streamed_end(rpeg, stage, seconds, done, free)
-        else:
-            end = _latest([done[op] for op in _sources(rpeg, stage)] + _waits(free, stage.pool)) + seconds
-        free[stage.pool] = end
-        done |= dict.fromkeys(stage.ops, end)
-    return np.asarray(done[Op.SYNC_WEIGHTS])
+def _named(found: tuple[Cycle, ...], terms: _Terms, staleness: NDArray[np.int64]) -> dict[str, Float]:
+    """The longest cycle of each name."""
+    result: dict[str, Float] = {}
+    for cycle in found:
+        steps = cycle.steps + cycle.per_staleness * staleness
+        seconds = sum(terms(term) for term in cycle.times) / steps
+        result[cycle.name] = np.maximum(result[cycle.name], seconds) if cycle.name in result else np.asarray(seconds)
+    return result
 
 
-def _streamed_end(rpeg: Rpeg, stage: Stage, seconds: Float, done: dict[Op, Float], free: dict[str, Float]) -> Float:
-    """A streamed stage works under generation and then on the last group; streamed stages of a pool take turns."""
-    generated = done[Op.GENERATE]
-    last = np.minimum(seconds / rpeg.job.workload.prompts_per_step, generated)
-    begun = free.get(f"{stage.pool} streamed", np.zeros_like(generated))
-    free[f"{stage.pool} streamed"] = begun + seconds
-    return np.asarray(_latest([generated, begun + seconds, *_waits(free, stage.pool)]) + last)
+def handed_over_seconds(*, generate: float, train: float, sync: float, pieces: int, ahead: float) -> float:
+    """Period of two pools that hand over `pieces` mini-batches a step, generation at most `ahead` steps, or a part of
+    one, before training: the closed form of what `cycles` gives for whole numbers.
 
-
-def _is_streamed(rpeg: Rpeg, stage: Stage) -> bool:
-    """Whether a stage is fed group by group while another pool generates."""
-    apart = stage.pool != rpeg.stage(Op.GENERATE).pool
-    return apart and all(op in rpeg.streamed for op in stage.ops if op not in stage.riders)
-
-
-def _sources(rpeg: Rpeg, stage: Stage) -> list[Op]:
-    """What a stage waits for: the data it takes, and for new weights their update."""
-    sources = {edge.source for edge in rpeg.data if edge.target in stage.ops and edge.source not in stage.ops}
-    if Op.SYNC_WEIGHTS in stage.ops:
-        sources.add(Op.UPDATE_ACTOR)
-    return sorted(sources)
-
-
-def _waits(free: dict[str, Float], pool: str) -> list[Float]:
-    return [free[pool]] if pool in free else []
-
-
-def _latest(times: list[Float]) -> Float:
-    assert times, "every stage but generation waits for something"
-    return np.asarray(np.maximum.reduce(times))
+    Args:
+        generate: Seconds a step's samples take; with the drain where engines stop at each version.
+        train: Seconds of a step's training, all mini-batches.
+        sync: Seconds to bring the weights to the engines.
+        pieces: Mini-batches of a step.
+        ahead: Bound on staleness in steps.
+    """
+    circuit = sync + max(generate / pieces + train, generate + train / pieces)
+    return max(train + sync, generate, circuit / (1.0 + ahead))

@@ -18,9 +18,16 @@ def knee(x: Float, y: Float, p: float) -> Float:
     """`(x^p + y^p)^(1/p)`: two times that overlap in part; 1 adds them, large p takes the larger."""
     if p == 1.0:
         return x + y
+    if p == 2.0:
+        return np.sqrt(x * x + y * y)
     high, low = np.maximum(x, y), np.minimum(x, y)
     ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
     return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p))
+
+
+def overlapped(x: Float, y: Float, w: Float | float) -> Float:
+    """Two activities on one device: the longer, and the part 1 - w of the shorter that does not hide under it."""
+    return np.asarray(np.maximum(x, y) + (1.0 - w) * np.minimum(x, y))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from analytic.fit import setup
 from analytic.memory import Memory, laid_out_as_trained, memory
 from analytic.passes import pass_cost, update_cost
 from analytic.rollout import generate_cost
+from analytic.scales import scale_of, scaled, scales_at
 from analytic.setup import Setup
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import FLAGS, PlanBatch
@@ -77,6 +78,7 @@ class Estimate:
         """Seconds per step of each cycle, float64[..., m]; 0 where a plan has no such cycle."""
         result: dict[str, Float] = {}
         staleness = self.batch["staleness"].astype(np.int64)
+        in_flight = self.batch["in_flight"] == 1
         for index, rpeg in enumerate(self.structures):
             here = self.structure[rows] == index
             if not here.any():
@@ -87,7 +89,8 @@ class Estimate:
                 zero = np.zeros(seconds.shape[:-1])
                 return seconds[..., self.stages.index(stage.key)] if stage.key in self.stages else zero
 
-            found = cycles(rpeg, seconds_of, self.latency_ratio[rows[here]], self.call_s, staleness[rows[here]])
+            at = rows[here]
+            found = cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
             for name, values in found.items():
                 whole = result.setdefault(name, np.zeros(stage_seconds.shape[:-1]))
                 whole[..., here] = values
@@ -133,13 +136,14 @@ def section_cost(s: Setup, op: Op, x: Columns, *, streamed: NDArray[np.bool_] | 
 
 def _section_cost(s: Setup, group: int, op: Op, x: Columns, streamed: NDArray[np.bool_] | None) -> Cost:
     machine, shape = s.machines[group], s.job.models[ROLE_OF[op]]
+    scale = scale_of(machine.device, op)
     if SECTIONS[op] is Generate:
-        return generate_cost(s, machine, shape, x)
+        return scaled(generate_cost(s, machine, shape, x), scale)
     if SECTIONS[op] is Update:
-        return update_cost(s, machine, shape, x)
+        return scaled(update_cost(s, machine, shape, x), scale)
     trained = op in (Op.OLD_LOGPROB, Op.VALUES)
     limit = None if streamed is None else _streamed_limit(s, x, streamed)
-    return pass_cost(s, machine, shape, x, trained=trained, limit=limit)
+    return scaled(pass_cost(s, machine, shape, x, trained=trained, limit=limit), scale)
 
 
 def _streamed_limit(s: Setup, x: Columns, streamed: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -181,8 +185,10 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     keys = stage_keys(s.job)
     seconds = np.zeros((len(batch), len(keys)))
     per_op = {op: cost.seconds + cost.reshard * ~laid_out_as_trained(batch, op) for op, cost in costs.items()} | {
-        Op.SYNC_WEIGHTS: sync_seconds(s, batch),
-        Op.REWARD: costs[Op.REWARD].seconds if Op.REWARD in costs else reward_seconds(s, batch),
+        Op.SYNC_WEIGHTS: sync_seconds(s, batch) * scales_at(s.cluster, Op.SYNC_WEIGHTS, batch["group.actor"]),
+        Op.REWARD: costs[Op.REWARD].seconds
+        if Op.REWARD in costs
+        else reward_seconds(s, batch) * scales_at(s.cluster, Op.REWARD, batch["group.actor"]),
     }
     for index, rpeg in enumerate(structures):
         here = structure == index
@@ -217,6 +223,9 @@ def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
     rows = np.flatnonzero(batch.has(op))
     x = {name: column[rows] for name, column in batch.section(op).items()}
     x["streamed"] = batch["fusions.stream"][rows] * np.int32(op in STREAMED)
+    if op is Op.GENERATE:
+        # Engines that do not take weights in flight finish every sequence first, as if nothing were stale.
+        x["staleness"] = x["staleness"] * batch["in_flight"][rows]
     first, inverse = _distinct(x)
     unique = {name: column[first] for name, column in x.items()}
     cost = section_cost(s, op, unique, streamed=unique.pop("streamed") == 1)

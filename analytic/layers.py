@@ -6,91 +6,51 @@ parallelism tokens, expert parallelism experts, pipeline parallelism layers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.comm import collective_seconds
-from analytic.priors import priors
+from analytic.comm import collective_seconds, overlap_of
+from analytic.device import overlapped
+from analytic.grids import kernel_facts
+from analytic.kernels import gemm_seconds, gemm_traffic, prefill_seconds
+from analytic.moe import expert_traffic, experts
 from analytic.setup import Machine
+from analytic.spread import Forward, Routing, Spread, Work, spread_of
 from ir.shape import Matmul, ModelShape
+
+__all__ = ["Forward", "Routing", "Spread", "Work", "forward", "num_launches", "spread_of", "ulysses_seconds"]
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
+Cut = Literal["columns", "rows", "whole"]
+"""What of a matrix tensor parallelism divides: its outputs, its inputs, or nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """How a model is spread, int64[n] each; those that a section lacks are 1."""
-
-    tp: Int
-    pp: Int
-    cp: Int
-    ep: Int
-    etp: Int
-    dp: Int
-    fp8: NDArray[np.bool_]
-
-    @property
-    def speed(self) -> Float:
-        """Gain in the products' FLOP/s."""
-        return np.where(self.fp8, priors().fp8_speed, 1.0)
+_PLAIN = Routing()
 
 
-def spread_of(x: Mapping[str, NDArray[np.int32]], dp: Int) -> Spread:
-    """From a section's columns and its replicas."""
-    one = np.ones(len(dp), dtype=np.int64)
-    degrees = {name: x[name].astype(np.int64) if name in x else one for name in ("tp", "pp", "cp", "ep", "etp")}
-    fp8 = x["precision"] == 1 if "precision" in x else np.zeros(len(dp), dtype=bool)
-    return Spread(**degrees, dp=dp, fp8=fp8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What a replica passes through a model, float64[n] each."""
-
-    tokens: Float
-    squares: Float
-    """Sum over sequences of the squared length: what attention to earlier tokens takes."""
-    head_tokens: Float
-    """Tokens that go through the output head."""
-
-    def scaled(self, factor: Float | float) -> Work:
-        """So many times the work."""
-        return Work(tokens=self.tokens * factor, squares=self.squares * factor, head_tokens=self.head_tokens * factor)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forward:
-    """Seconds of one forward pass over all layers and the head, on the device that is longest at it."""
-
-    kernels: Float
-    collectives: Float
-
-    @property
-    def seconds(self) -> Float:
-        """Both."""
-        return self.kernels + self.collectives
-
-
-def forward(machine: Machine, shape: ModelShape, at: Spread, work: Work) -> Forward:
+def forward(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing = _PLAIN) -> Forward:
     """A forward pass without the host's launches; pipeline stages added up."""
-    m = work.tokens / at.cp
-    dense, experts = shape.num_dense_layers, shape.num_moe_layers
-    mixer = _products(machine, shape.attention_matmuls, at, m) + _elementwise(machine, shape, at, m)
-    kernels = shape.layers * mixer + _attention(machine, shape, at, work)
-    kernels = kernels + dense * _products(machine, shape.dense_ffn_matmuls, at, m)
-    if experts:
-        kernels = kernels + experts * (
-            _products(machine, shape.shared_ffn_matmuls, at, m) + _experts(machine, shape, at, m)
-        )
-    kernels = kernels + _head(machine, shape, at, work.head_tokens / at.cp)
-    collectives = shape.layers * (_tensor_traffic(machine, shape, at, m) + _context_traffic(machine, shape, at, m))
-    if experts:
-        collectives = collectives + experts * _expert_traffic(machine, shape, at, m)
-    return Forward(kernels=kernels, collectives=collectives)
+    m, layers = work.tokens / at.cp, shape.layers
+    attention = _attention(machine, shape, at, work)
+    head, head_memory = _head(machine, shape, at, work.head_tokens / at.cp)
+    mixer, memory = _products(machine, _attention_cuts(machine, shape), at, m)
+    moving = layers * _elementwise(machine, shape, at, m)
+    kernels = layers * mixer + moving + attention + head
+    memory = layers * memory + moving + head_memory
+    for count, cuts in _network_cuts(machine, shape):
+        seconds, slow = _products(machine, cuts, at, m)
+        kernels, memory = kernels + count * seconds, memory + count * slow
+    collectives = layers * (
+        _tensor_traffic(machine, shape, at, m, routing) + _context_traffic(machine, shape, at, m, attention)
+    )
+    if shape.num_moe_layers:
+        seconds, slow = experts(machine, shape, at, m, routing)
+        kernels, memory = kernels + shape.num_moe_layers * seconds, memory + shape.num_moe_layers * slow
+        collectives = collectives + shape.num_moe_layers * expert_traffic(machine, shape, at, m, routing)
+    return Forward(kernels=kernels, collectives=collectives, memory=memory, attention=attention, head=head)
 
 
 def num_launches(shape: ModelShape) -> int:
@@ -98,12 +58,63 @@ def num_launches(shape: ModelShape) -> int:
     return len(shape.attention_matmuls) + len(shape.dense_ffn_matmuls or shape.expert_matmuls)
 
 
-def _products(machine: Machine, matmuls: tuple[Matmul, ...], at: Spread, m: Float) -> Float:
-    """Matrices in pairs divide their outer and then their inner width; either way a device has 1/tp of each."""
-    total = np.zeros_like(m)
-    for k, n in matmuls:
-        total = total + machine.roofline.matmul(m, float(k), n / at.tp, speed=at.speed)
-    return total
+def _attention_cuts(machine: Machine, shape: ModelShape) -> list[tuple[Matmul, Cut]]:
+    """A layer's attention: accelerators fuse products of one input. Heads are divided, MLA's latents are not."""
+    if machine.is_host:
+        return [(matmul, "columns") for matmul in shape.attention_matmuls]
+    h, mla = shape.hidden, shape.mla
+    output: tuple[Matmul, Cut] = (shape.value_width, h), "rows"
+    if mla is None:
+        return [((h, shape.attention_width + 2 * shape.kv_width), "columns"), output]
+    latent = mla.kv_lora_rank + mla.rope_head_dim
+    expand: tuple[Matmul, Cut] = (mla.kv_lora_rank, shape.heads * (mla.nope_head_dim + mla.v_head_dim)), "columns"
+    if mla.q_lora_rank:
+        query: tuple[Matmul, Cut] = (mla.q_lora_rank, shape.attention_width), "columns"
+        return [((h, mla.q_lora_rank + latent), "whole"), query, expand, output]
+    return [((h, shape.attention_width), "columns"), ((h, latent), "whole"), expand, output]
+
+
+def _network_cuts(machine: Machine, shape: ModelShape) -> list[tuple[int, list[tuple[Matmul, Cut]]]]:
+    """(layers, matrices) of dense and of shared feed-forward networks."""
+    dense = _gated_cuts(machine, shape, shape.ffn if shape.num_dense_layers else 0)
+    shared = _gated_cuts(machine, shape, shape.moe.shared_ffn if shape.moe else 0)
+    return [(n, cuts) for n, cuts in ((shape.num_dense_layers, dense), (shape.num_moe_layers, shared)) if n and cuts]
+
+
+def _gated_cuts(machine: Machine, shape: ModelShape, width: int) -> list[tuple[Matmul, Cut]]:
+    if not width:
+        return []
+    if machine.is_host:
+        gate: tuple[Matmul, Cut] = (shape.hidden, width), "columns"
+        return [gate, gate, ((width, shape.hidden), "columns")]
+    return [((shape.hidden, 2 * width), "columns"), ((width, shape.hidden), "rows")]
+
+
+def _products(machine: Machine, cuts: list[tuple[Matmul, Cut]], at: Spread, m: Float) -> tuple[Float, Float]:
+    """Seconds of the matrices one after the other, and of those among them that take it for memory traffic."""
+    total, memory = np.zeros_like(m), np.zeros_like(m)
+    tp = _number(at.tp)
+    for (k, n), cut in cuts:
+        inner, outer = (k / tp if cut == "rows" else float(k)), (n / tp if cut == "columns" else float(n))
+        seconds = _product(machine, at, m, inner, outer)
+        total = total + seconds
+        memory = memory + seconds * gemm_traffic(machine, m, inner, outer)
+    return total, memory
+
+
+def _product(machine: Machine, at: Spread, m: Float, k: Float | float, n: Float | float) -> Float:
+    # Nothing goes through a product of no rows, not even a launch.
+    some = m > 0
+    if not at.fp8.any():
+        return gemm_seconds(machine, m, k, n) * some
+    narrow = gemm_seconds(machine, m, k, n, "fp8") * some
+    return narrow if at.fp8.all() else np.where(at.fp8, narrow, gemm_seconds(machine, m, k, n) * some)
+
+
+def _number(values: Int) -> Float | float:
+    """One number where all are equal, which tables are quicker at."""
+    first = float(values[0]) if len(values) else 1.0
+    return first if (values == first).all() else values.astype(np.float64)
 
 
 def _elementwise(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
@@ -112,66 +123,62 @@ def _elementwise(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> F
     ffn = shape.ffn if not shape.moe else shape.moe.ffn * shape.moe.experts_per_token + shape.moe.shared_ffn
     values = p.hidden_passes * shape.hidden + p.head_passes * (shape.attention_width + shape.kv_width)
     values += p.ffn_passes * ffn
-    return m / at.tp * values * machine.device.bytes_per_value / machine.device.memory_bandwidth
+    seconds = m / at.tp * (values * machine.device.bytes_per_value / machine.device.memory_bandwidth)
+    if machine.is_host:
+        return seconds
+    small = kernel_facts()["memory_kernels"]
+    return np.asarray(seconds + small["per_layer"] * small["seconds"] * (m > 0))
 
 
 def _attention(machine: Machine, shape: ModelShape, at: Spread, work: Work) -> Float:
     """The causal attention cores of all layers: a token sees half of its sequence, or its window."""
-    total = np.zeros_like(work.tokens)
-    half = work.squares / np.maximum(work.tokens, 1e-9) / 2.0
+    length = work.squares / np.maximum(work.tokens, 1e-9)
     flops_per_key = 2.0 * (shape.attention_width + shape.value_width)
+    device, share = machine.device, at.tp * at.cp
+    total = np.zeros_like(work.tokens)
+    some, core = work.tokens > 0, work.squares > 0
+    traffic = work.tokens * (2.0 * (shape.attention_width + shape.value_width + 2.0 * shape.kv_width)) / share
+    rows = work.tokens / np.maximum(length, 1.0) * shape.heads / at.tp
     for window, layers in shape.window_groups:
-        keys = np.minimum(half, window) if window else half
-        total = total + layers * flops_per_key * work.tokens * keys
-    launches = shape.layers * machine.device.attention_launch_s
-    core = total / (at.tp * at.cp) / machine.device.attention_flops
-    return np.asarray(core + np.where(work.tokens > 0, launches, 0.0))
+        keys = np.minimum(length / 2.0, window) if window else length / 2.0
+        flops = flops_per_key * work.tokens * keys / share
+        if machine.is_host:
+            one = flops / device.attention_flops + device.attention_launch_s * some
+        else:
+            head = 0 if shape.mla else shape.head_dim
+            full = prefill_seconds(machine, flops, traffic, 2.0 * keys, rows, head)
+            one = np.where(core, full, device.attention_launch_s * some)
+        total = total + layers * one
+    return total
 
 
-def _experts(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
-    """Router and routed experts of a layer: the fullest device's tokens, and the weights of the experts they hit."""
-    moe, p = shape.moe, priors()
-    assert moe is not None and shape.router_matmul is not None
-    router = machine.roofline.matmul(m, *map(float, shape.router_matmul))
-    devices = at.tp * at.cp * at.dp
-    # Tokens of all devices of an expert-parallel group meet in its experts.
-    tokens = m * at.cp * at.dp * moe.experts_per_token / np.maximum(devices / (at.ep * at.etp), 1.0) / at.ep
-    tokens = tokens * np.where(at.ep > 1, p.expert_imbalance, 1.0)
-    local = moe.experts / at.ep
-    hit = local * (1.0 - np.exp(-tokens / local))
-    total = np.zeros_like(m)
-    for k, n in shape.expert_matmuls:
-        width = n / at.etp
-        flops = 2.0 * tokens * k * width * machine.roofline.seconds_per_flop / (p.expert_efficiency * at.speed)
-        values = hit * k * width / np.minimum(at.speed, 2.0) + tokens * (k + width)
-        traffic = values * machine.device.bytes_per_value * machine.roofline.seconds_per_byte
-        total = total + np.maximum(flops, traffic)
-    return router + total
-
-
-def _head(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> Float:
-    width = shape.vocab / at.tp
+def _head(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> tuple[Float, Float]:
+    """The output head and its softmax, and what of them memory traffic takes."""
+    width = shape.vocab / _number(at.tp)
     softmax = 6.0 * tokens * width * machine.device.bytes_per_value / machine.device.memory_bandwidth
-    return machine.roofline.matmul(tokens, float(shape.hidden), width) + softmax
+    product = gemm_seconds(machine, tokens, float(shape.hidden), width)
+    product = product if machine.is_host else product * (tokens > 0)
+    return product + softmax, softmax + product * gemm_traffic(machine, tokens, float(shape.hidden), width)
 
 
-def _tensor_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
+def _tensor_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
     """Two all-reduces of the hidden state a layer, or what is the same with sequence parallelism."""
     size = m * shape.hidden * machine.device.bytes_per_value
-    return 2.0 * collective_seconds(machine.levels, "all_reduce", size, at.tp)
+    return 2.0 * collective_seconds(machine.levels, "all_reduce", size, at.tp, engine=routing.engine)
 
 
-def _context_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
-    """Keys and values of the other devices pass by once a layer, in part under the attention core."""
+def _context_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, attention: Float) -> Float:
+    """Keys and values of the other devices pass by in a ring once a layer, under the attention core, which waits for
+    what is slower."""
     size = m * at.cp * shape.kv_values_per_token / at.tp * machine.device.bytes_per_value
     seconds = collective_seconds(machine.levels, "all_gather", size, at.cp, at.tp)
-    return (1.0 - priors().overlap) * seconds
+    core = attention / max(shape.layers, 1)
+    return overlapped(core, seconds, overlap_of(machine.levels, at.cp, at.tp)) - core
 
 
-def _expert_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
-    """Dispatch and combine: each token's hidden state goes to the devices of its experts."""
-    assert shape.moe is not None
-    # Of ep devices, a token's experts lie on so many different ones.
-    spread = at.ep * (1.0 - (1.0 - 1.0 / at.ep) ** shape.moe.experts_per_token)
-    size = m / at.tp * spread * shape.hidden * machine.device.bytes_per_value
-    return 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep)
+def ulysses_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float) -> Float:
+    """Context parallelism over heads instead of a ring: a layer exchanges queries, keys, values and outputs, all
+    exposed. Its degree must divide the heads; KV heads repeat beyond their number."""
+    heads = shape.attention_width + shape.value_width + shape.kv_values_per_token
+    size = m * heads / at.tp * machine.device.bytes_per_value / 4.0
+    return 4.0 * collective_seconds(machine.levels, "all_to_all", size, at.cp, at.tp)

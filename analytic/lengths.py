@@ -6,17 +6,25 @@ The quantile function Q is linear between the points, so moments are exact integ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri
 
 from ir.job import Job
 from ir.lengths import QuantileTable
 
 Float = NDArray[np.float64]
 
+_FINE = np.union1d(np.linspace(0.0, 0.5, 256), 1.0 - 2.0 ** -np.linspace(1.0, 24.0, 256))
+_FINE = np.append(_FINE, 1.0)
+"""Probabilities, closer together towards 1, that integrals over a distribution are summed at."""
 
-@dataclass(frozen=True, slots=True)
+
+# No slots, so that what is integrated once can be kept.
+@dataclass(frozen=True)
 class Distribution:
     """Quantiles, ascending."""
 
@@ -48,6 +56,45 @@ class Distribution:
         powers = np.diff(self.at ** (draws[:, None] + 1.0), axis=1) / (draws[:, None] + 1.0)
         largest: Float = self.quantiles[-1] - powers @ ((high - low) / weight)
         return largest[inverse.reshape(-1)]
+
+    def keys_seen(self, before: float, window: int) -> float:
+        """Expected sum over a sequence's tokens of the keys that each sees, when `before` tokens precede them; no more
+        than a window, which 0 leaves open."""
+        whole = before * self.mean + self.second_moment / 2.0
+        if not window:
+            return whole
+        # Tokens beyond the window see those that it holds: min(before + x, window), summed over x up to L.
+        room = max(window - before, 0.0)
+        inside = np.minimum(self._fine, room)
+        seen = before * inside + inside**2 / 2.0 + (self._fine - inside) * window
+        return Distribution(tuple(seen.tolist()), tuple(_FINE.tolist())).mean
+
+    def most_resident(self, before: float) -> float:
+        """Largest tokens per sequence that sequences begun together hold at a time: max over x of S(x) (before + x)."""
+        return float(((1.0 - _FINE) * (before + self._fine)).max())
+
+    @cached_property
+    def residual(self) -> Distribution:
+        """Tokens that are left of a sequence found at work at a random time: density S(x) / E[L]."""
+        values = np.concatenate([[0.0], self._fine])
+        survival = np.concatenate([[1.0], 1.0 - _FINE])
+        below = np.concatenate([[0.0], np.cumsum(np.diff(values) * (survival[1:] + survival[:-1]) / 2.0)])
+        at, first = np.unique(below / below[-1], return_index=True)
+        return Distribution(tuple(values[first].tolist()), tuple(at.tolist()))
+
+    def excess(self, limit: Float) -> Float:
+        """E[(L - limit)+], float64 of any shape."""
+        at = np.concatenate([[0.0], self._fine])
+        survival = np.concatenate([[1.0], 1.0 - _FINE])
+        pieces = np.diff(at) * (survival[1:] + survival[:-1]) / 2.0
+        beyond = np.concatenate([np.cumsum(pieces[::-1])[::-1], [0.0]])
+        left: Float = np.interp(limit, at, beyond)
+        return left
+
+    @cached_property
+    def _fine(self) -> Float:
+        """Values at `_FINE`."""
+        return self.quantile(_FINE)
 
     def padded(self, count: NDArray[np.int64], size: NDArray[np.int64]) -> Float:
         """Expected sum over `count` sequences of the length they are padded to, when they are sorted by length and cut
@@ -89,6 +136,27 @@ class LengthModel:
 
     prompt: Distribution
     response: Distribution
+    prompt_share: float = 0.0
+    """Part of the variance of log(response) that the prompt explains."""
+
+    def longest(self, groups: Float, members: int) -> Float:
+        """Expected longest response of so many groups of `members` samples of one prompt, float64[n]: samples of a
+        prompt are alike, so that they hold fewer extremes than as many of different prompts. Their logarithms share a
+        normal part, over which the members are independent: P(all <= x) = E_z[P(L <= x | z)^members]^groups."""
+        if self.prompt_share == 0.0 or members == 1:
+            return self.response.expected_largest(groups * members)
+        share = min(self.prompt_share, 0.999)
+        nodes, weights = hermegauss(32)
+        score = ndtri(np.clip(_FINE, 1e-12, 1.0 - 1e-12))[:, None]
+        each = ndtr((score - np.sqrt(share) * nodes) / np.sqrt(1.0 - share))
+        below = (each**members) @ (weights / weights.sum())
+        below[0], below[-1] = 0.0, 1.0
+        values = self.response.quantile(_FINE)
+        draws, inverse = np.unique(groups, return_inverse=True)
+        powers = below ** draws[:, None]
+        lost = (powers[:, 1:] + powers[:, :-1]) / 2.0 @ np.diff(values)
+        largest: Float = values[-1] - lost
+        return largest[inverse.reshape(-1)]
 
     @property
     def total(self) -> Distribution:
@@ -102,7 +170,11 @@ def length_model(job: Job) -> LengthModel:
     """The job's lengths; they must have been given or measured."""
     lengths = job.lengths
     assert lengths is not None, "lengths are given or measured before anything is priced"
-    return LengthModel(prompt=_distribution(lengths.prompt), response=_distribution(lengths.response))
+    return LengthModel(
+        prompt=_distribution(lengths.prompt),
+        response=_distribution(lengths.response),
+        prompt_share=lengths.prompt_share,
+    )
 
 
 def _distribution(table: QuantileTable) -> Distribution:

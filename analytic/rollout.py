@@ -1,152 +1,191 @@
 """Generation: continuous batching over an engine's slots, by an identity, order statistics and the KV cache's room.
 
-Whatever the schedule, the batch sizes of all decode steps add up to the response
-lengths. So a phase costs its number of steps, times what a step costs with the mean
-batch, plus the cached keys that are read; the schedule decides the number of steps.
+Whatever the schedule, the batch sizes of all decode steps add up to the generated tokens. So a phase costs its steps
+with full slots and those of its drain, each at its mean batch, plus the cached keys that are read and the prompts that
+are taken in; the schedule decides the number of steps (`analytic.makespan`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.costs import Columns, Cost
-from analytic.layers import Spread, Work, forward, num_launches, spread_of
+from analytic.decode import key_seconds, prefill_seconds, step_seconds
+from analytic.engine import Engine, Seconds, engine_of
+from analytic.kvcache import activation_bytes, cache_bytes, cache_tokens, token_bytes
+from analytic.makespan import Load, Phase, continuous, drained, largest_normal, latency_steps
 from analytic.priors import priors
+from analytic.rollout_host import host_generate_cost
+from analytic.serving import serving
 from analytic.setup import Machine, Setup
+from analytic.spread import Spread, spread_of
 from analytic.weights import weight_bytes
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
-Int = NDArray[np.int64]
+
+_ROUNDS = 3
+"""Of the fixed point between a step's seconds and the sequences that wait for their environment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
-    """A step's generation on one engine, float64[n] each."""
+class _Run:
+    """A step's generation on one engine."""
 
-    count: Float
-    """Sequences of a step."""
-    slots: Float
-    """Sequences decoded together at most, as the cache has room."""
-    steps: Float
-    """Decode steps that a step's sequences take."""
-    keys: Float
-    """Cached tokens read, summed over decode steps and sequences."""
+    phase: Phase
+    full: Seconds
+    """Of a decode step with full slots."""
+    drain: Seconds
+    """Of a mean one from then on."""
+    prefill: Seconds
+    """Of everything that is read."""
+    latency: Float
+    """Decode steps from the first sequence to the last, float64[n]."""
+
+    @property
+    def busy(self) -> Float:
+        """Seconds, float64[n]."""
+        return self.phase.full * self.full.total + self.phase.drain * self.drain.total + self.prefill.total
 
 
 def generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> Cost:
     """Rollout of an RL step on engines of tp x pp devices that fill the pool.
 
-    Busy seconds hold the drain at the end of a step if the staleness bound is 0, and none if the next step's
-    sequences fill the slots. Latency is from a step's first sequence to its last.
+    Busy seconds hold the drain at the end of a step if all its sequences must be done before the weights change, and
+    none if the next step's sequences fill the slots. Latency is from a step's first sequence to its last.
     """
-    engine = x["tp"].astype(np.int64) * x["pp"]
-    at = spread_of(x, x["devices"].astype(np.int64) // engine)
-    weights = weight_bytes(machine, shape, at, np.zeros(len(engine), dtype=np.int32))
-    cache = _cache_bytes(s, machine, shape, at, x, weights)
-    phase = _phase(s, shape, machine, at, x, cache)
-    generated = phase.count * s.lengths.response.mean
-    batch = generated / np.maximum(phase.steps, 1.0)
-    step = _decode_step(machine, shape, at, batch)
-    key = shape.kv_bytes_per_token(machine.device.bytes_per_value) * _cache_share(shape, at) / at.pp
-    reading = phase.keys * key / machine.device.kv_bandwidth
-    busy = phase.steps * step + reading + _prefill(s, machine, shape, at, phase.count)
-    longest = s.lengths.response.expected_largest(np.maximum(phase.count, 1.0))
-    pace = busy / np.maximum(phase.steps, 1.0)
-    latency = np.where(x["staleness"] > 0, np.maximum(busy, longest * pace), busy)
-    # A cache on a core is not freed between phases.
-    keep = {"kv cache": cache}
-    graphs = np.full_like(cache, 0.0 if machine.is_host else priors().graphs_bytes)
+    if machine.is_host:
+        return host_generate_cost(s, machine, shape, x)
+    at = _spread(shape, x)
+    token, chunk = token_bytes(machine, shape, at), _chunk(x)
+    weights = weight_bytes(machine, shape, at, np.zeros(len(chunk), dtype=np.int32))
+    graphs = np.full_like(weights, priors().graphs_bytes)
+    buffers = activation_bytes(machine, shape, at, chunk)
+    cache = cache_bytes(s, machine, x, token, weights + graphs + buffers)
+    run = _run(s, engine_of(machine, shape, at), x, cache_tokens(x, cache, token))
+    busy = run.busy
+    pace = busy / np.maximum(run.phase.steps, 1.0)
     return Cost(
-        seconds=busy + _environment_seconds(s),
-        latency=latency + _environment_seconds(s),
+        seconds=busy,
+        latency=np.maximum(busy, run.latency * pace),
         reshard=np.zeros_like(busy),
-        resident=keep if machine.is_host else {},
-        transient={"rollout weights": weights} | ({} if machine.is_host else {"graphs": graphs} | keep),
+        kinds=_kinds(run),
+        transient={
+            "rollout weights": weights,
+            "graphs": graphs,
+            "kv cache": cache,
+            "prefill activations": buffers,
+        },
     )
 
 
-def _phase(s: Setup, shape: ModelShape, machine: Machine, at: Spread, x: Columns, cache: Float) -> Phase:
-    response, prompt = s.lengths.response, s.lengths.prompt
-    count = s.job.generated_sequences / at.dp
+def _spread(shape: ModelShape, x: Columns) -> Spread:
+    """An engine divides experts among its devices, whole or each of them."""
+    at = spread_of(x, x["devices"].astype(np.int64) // (x["tp"].astype(np.int64) * x["pp"]))
+    return replace(at, etp=np.maximum(at.tp // at.ep, 1)) if shape.moe is not None else at
+
+
+def _chunk(x: Columns) -> Float:
+    return np.where(x["prefill_tokens"] > 0, x["prefill_tokens"], serving().chunk_tokens).astype(np.float64)
+
+
+def _run(s: Setup, e: Engine, x: Columns, capacity: Float) -> _Run:
+    """The phase and its steps; where sequences wait for an environment, the two depend on each other."""
+    load = _load(s, e, x, capacity)
     stale = x["staleness"].astype(np.float64)
-    # Tokens that a live sequence holds in the long run; samples of a prompt share its keys.
-    shared = prompt.mean / s.job.workload.samples_per_prompt
-    residual = response.second_moment / (2.0 * response.mean)
-    token = shape.kv_bytes_per_token(machine.device.bytes_per_value) * _cache_share(shape, at) / at.pp
-    room = np.where(x["memory_percent"] > 0, np.maximum(cache / token / (shared + residual), 1.0), np.inf)
-    slots = np.minimum(np.minimum(x["concurrency"], np.ceil(count * (1.0 + stale))), room)
-    fresh = np.minimum(slots, np.ceil(count))
-    longest = response.expected_largest(np.maximum(count, 1.0))
-    # One wave lasts as long as its longest sequence; else slots are saturated first and drain at the end.
-    saturated = count * response.mean / fresh
-    last = response.expected_largest(np.maximum(fresh, 1.0))
-    drained = np.where(fresh >= count, longest, np.maximum(longest, saturated - residual + last))
-    ahead = stale > 0
-    steps = np.where(ahead, count * response.mean / slots, drained)
-    keys = count * (prompt.mean * response.mean + response.second_moment / 2.0)
-    if machine.is_host:
-        # Sequences of all ages are live together there and see as many keys as the longest of them.
-        widest = s.lengths.total.expected_largest(np.maximum(slots, 1.0))
-        keys = np.where(ahead, count * response.mean * widest, keys)
-    return Phase(count=count, slots=slots, steps=steps, keys=keys)
+    # Without in-flight updates a sequence is finished by the weights that began it, so that slots run empty.
+    flows = (stale > 0) & (x["in_flight"] > 0 if "in_flight" in x else np.ones(len(stale), dtype=bool))
+    reading = _reading(s, e)
+    wait, longest_wait = _waits(s, load)
+    for _ in range(_ROUNDS if wait else 1):
+        phase = _phase(s, load, stale, flows)
+        full = step_seconds(e, phase.batch, phase.batch * reading)
+        drain = step_seconds(e, phase.last, phase.last * reading)
+        load = replace(load, idle=wait / full.total, idle_longest=longest_wait / drain.total)
+    latency = np.where(flows, latency_steps(s.lengths, load, phase.slots), phase.steps)
+    return _Run(phase=phase, full=full, drain=drain, prefill=_prefill(s, e, x, load, phase), latency=latency)
 
 
-def _cache_share(shape: ModelShape, at: Spread) -> Float:
-    """Part of a token's cached values on a tensor-parallel rank: KV heads repeat beyond their number, a latent is
-    held whole by all."""
-    if shape.mla is not None:
-        return np.ones(len(at.tp))
-    return 1.0 / np.minimum(at.tp, shape.kv_heads)
+def _phase(s: Setup, load: Load, stale: Float, flows: NDArray[np.bool_]) -> Phase:
+    if flows.all():
+        return continuous(s.lengths, load, stale)
+    ended = drained(s.lengths, load)
+    if not flows.any():
+        return ended
+    flowing = continuous(s.lengths, load, stale)
+    names = Phase.__dataclass_fields__
+    return Phase(**{name: np.where(flows, getattr(flowing, name), getattr(ended, name)) for name in names})
 
 
-def _cache_bytes(s: Setup, machine: Machine, shape: ModelShape, at: Spread, x: Columns, weights: Float) -> Float:
-    """Bytes of the KV cache on a device: what the share of memory leaves, or every slot at its longest."""
-    device = machine.device
-    token = shape.kv_bytes_per_token(device.bytes_per_value) * _cache_share(shape, at) / at.pp
-    asked = x["concurrency"] * float(s.job.workload.max_tokens) * token
-    share = x["memory_percent"] / 100.0 * device.memory_bytes - weights - device.base_memory_bytes
-    left = np.maximum(share - priors().graphs_bytes, 0.0)
-    return np.where(x["memory_percent"] > 0, np.minimum(left, asked), asked)
+def _load(s: Setup, e: Engine, x: Columns, capacity: Float) -> Load:
+    """The share of one engine in a step's sequences."""
+    workload = s.job.workload
+    own = s.lengths.prompt.mean - workload.shared_prefix_tokens
+    return Load(
+        count=s.job.generated_sequences / e.at.dp,
+        members=workload.samples_per_prompt,
+        engines=e.at.dp.astype(np.float64),
+        wanted=x["concurrency"].astype(np.float64),
+        capacity=np.maximum(capacity - workload.shared_prefix_tokens, 0.0),
+        held=max(own, 0.0) / workload.samples_per_prompt,
+        used=1.0 / workload.oversampling,
+        decoded=1.0 - _observed(s) / s.lengths.response.mean,
+    )
 
 
-def _decode_step(machine: Machine, shape: ModelShape, at: Spread, batch: Float) -> Float:
-    """Seconds of a decode step, cached keys apart. Pipeline stages work on their parts of the batch at the same
-    time, so a round over all parts takes as long as all layers take for one part."""
-    part = batch / at.pp
-    work = Work(tokens=part, squares=np.zeros_like(part), head_tokens=part)
-    host, device = machine.device.host, machine.device
-    one = forward(machine, shape, at, work)
-    # Attention to a token itself is counted with the cached keys.
-    kernels = one.kernels - (0.0 if machine.is_host else shape.layers * device.attention_launch_s)
-    launches = shape.layers * (device.kv_launch_s + num_launches(shape) * machine.roofline.launch_s)
-    kernels = kernels + (0.0 if machine.is_host else launches)
-    waits = host.decode_step_s + shape.layers * host.decode_layer_s + batch * host.decode_sequence_s
-    return kernels + one.collectives + waits
+def _observed(s: Setup) -> float:
+    """Tokens of a response that the environment adds, of which nearly all may be."""
+    turns = s.job.workload.turns
+    tokens = (turns.mean - 1.0) * turns.observation_tokens if turns else 0.0
+    return min(tokens, 0.95 * s.lengths.response.mean)
 
 
-def _prefill(s: Setup, machine: Machine, shape: ModelShape, at: Spread, count: Float) -> Float:
-    """Prompts are read once per group."""
-    host, workload = machine.device.host, s.job.workload
-    prompts = count / workload.samples_per_prompt
-    if machine.is_host:
-        length = s.lengths.prompt.expected_largest(np.maximum(prompts, 1.0))
-        work = Work(tokens=prompts * length, squares=prompts * length**2, head_tokens=prompts)
-    else:
-        fresh = max(s.lengths.prompt.mean - workload.shared_prefix_tokens, 1.0)
-        work = Work(tokens=prompts * fresh, squares=prompts * s.lengths.prompt.second_moment, head_tokens=prompts)
-    one = forward(machine, shape, at, work)
-    launches = np.full_like(prompts, host.forward_s + shape.layers * host.forward_layer_s)
-    return machine.with_launches(one.kernels / at.pp, launches) + one.collectives / at.pp
-
-
-def _environment_seconds(s: Setup) -> float:
-    """What the environment's answers add to a step: other sequences are decoded meanwhile, but the last one waits for
-    all of its own."""
+def _waits(s: Setup, load: Load) -> tuple[float, Float | float]:
+    """Seconds that a sequence waits for its environment, and that the one does which waits longest."""
     turns = s.job.workload.turns
     if turns is None or turns.latency is None:
-        return 0.0
-    return (turns.mean - 1.0) * turns.latency.mean_s
+        return 0.0, 0.0
+    times, each = turns.mean - 1.0, turns.latency.mean_s
+    spread = each * turns.latency.cv * np.sqrt(times)
+    return times * each, times * each + spread * largest_normal(np.maximum(load.count * load.engines, 1.0))
+
+
+def _reading(s: Setup, e: Engine) -> Float:
+    """Seconds that a sequence's cached keys take in a decode step, over all layers and on average over its steps."""
+    response, prompt = s.lengths.response, s.lengths.prompt.mean
+    keys = sum(layers * response.keys_seen(prompt, window) for window, layers in e.shape.window_groups)
+    return keys / response.mean * key_seconds(e)
+
+
+def _prefill(s: Setup, e: Engine, x: Columns, load: Load, phase: Phase) -> Seconds:
+    """Prompts once per group but for what all begin with, what an environment adds, and what had to be dropped."""
+    workload, prompt, response = s.job.workload, s.lengths.prompt, s.lengths.response
+    prompts = load.count / workload.samples_per_prompt
+    fresh = prompts * max(prompt.mean - workload.shared_prefix_tokens, 1.0)
+    observed = load.count * _observed(s)
+    tokens = fresh + observed + phase.recomputed
+    # What is read in the middle of a sequence sees all before it, twice the half that a prompt's tokens see.
+    before = prompt.mean + response.residual.mean
+    squares = prompts * prompt.second_moment + (2.0 * observed + phase.recomputed) * before
+    return prefill_seconds(e, tokens, squares, np.minimum(_chunk(x), tokens))
+
+
+def _kinds(run: _Run) -> dict[str, Float]:
+    """What all tokens would take with full slots, and what the drain adds to it."""
+    phase = run.phase
+    tokens = phase.full * phase.batch + phase.drain * phase.last
+    whole = run.full.times(tokens / np.maximum(phase.batch, 1e-9)) + run.prefill
+    tail = run.busy - whole.total
+    # A drain that is cheaper than full slots has no tail: its parts are then scaled down.
+    scale = np.where(tail < 0, run.busy / whole.total, 1.0)
+    whole = whole.times(scale)
+    return {
+        "compute": whole.compute,
+        "memory": whole.memory,
+        "communication": whole.communication,
+        "host": whole.host,
+        "tail": np.maximum(tail, 0.0),
+    }

@@ -7,9 +7,12 @@ from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds
 from analytic.priors import priors
+from analytic.resharding import Sharding, lacking, node_share
 from analytic.setup import Machine, Setup
+from analytic.steps import steps
 from ir.batch import CODES, PlanBatch
 from ir.cluster import device_bandwidth
+from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
 
@@ -39,21 +42,99 @@ def _host_sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
 
 
 def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
-    """Between accelerators, by the plan's method. What crosses the network is at least what one device of an engine
-    holds; a gather and broadcast moves whole tensors along a chain."""
-    p, device = priors(), machine.device
-    size = float(s.job.actor.parameters * device.bytes_per_value)
+    """Between accelerators, by the plan's method, with the pause of the engines."""
+    shape = s.job.actor
+    size = np.full(len(b), sent_bytes(machine, shape))
     engine = np.maximum(b["generate.tp"].astype(np.float64) * b["generate.pp"], 1.0)
-    network = device_bandwidth(machine.levels, len(machine.levels) - 1)
+    engines = np.maximum(b["devices.rollout"] / engine, 1.0)
     trainers = b["devices.actor"].astype(np.float64)
-    engines = b["devices.rollout"] / engine
-    copied = size / engine / (0.4 * device.memory_bandwidth)
-    spans = b["devices.actor"].astype(np.int64)
-    reshard = collective_seconds(machine.levels, "all_gather", size / engine, spans) + copied
-    # Every engine is fed its whole model by trainers that share the sending.
-    p2p = np.maximum(size / engine, size * engines / trainers) / network + copied
-    methods = [reshard, size / p.broadcast_bandwidth + copied, p2p, 2.0 * size / p.disk_bandwidth + copied]
-    return p.pause_s + np.select([b["sync"] == code for code in range(len(methods))], methods)
+    copied = copy_seconds(machine, size / engine)
+    methods = [
+        _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
+        chain_seconds(size, num_tensors(shape), _broadcast_rate(machine, b)),
+        point_to_point_seconds(size, trainers, engine, engines, _network(s, machine, b)),
+        2.0 * size / steps().sync.disk,
+    ]
+    chosen = np.select([b["sync"] == code for code in range(len(methods))], methods)
+    return np.asarray(steps().sync.pause_s + copied + chosen)
+
+
+def sent_bytes(machine: Machine, shape: ModelShape) -> float:
+    """Bytes of the weights that change: adapters are merged before they are sent, so all of them."""
+    return float(shape.parameters * machine.device.bytes_per_value)
+
+
+def num_tensors(shape: ModelShape) -> int:
+    """Tensors of a checkpoint that an engine loads: its matrices, each expert's too, and norms."""
+    experts = shape.moe.experts if shape.moe else 0
+    layer = len(shape.attention_matmuls) + shape.norms_per_layer
+    dense = shape.num_dense_layers * len(shape.dense_ffn_matmuls)
+    moe = shape.num_moe_layers * (len(shape.shared_ffn_matmuls) + experts * len(shape.expert_matmuls) + 1)
+    return shape.layers * layer + dense + moe + 3
+
+
+def copy_seconds(machine: Machine, size: Float) -> Float:
+    """Slicing, casting and copying a device's bytes into place."""
+    return np.asarray(size / (steps().sync.copy * machine.device.memory_bandwidth))
+
+
+def _broadcast_rate(machine: Machine, b: PlanBatch) -> Float:
+    """Bytes per second of whole tensors to all engines: over the network, or inside a node that holds both pools."""
+    together = b["devices.actor"] + b["devices.rollout"] <= machine.levels[0].size
+    inside = together & (b["group.actor"] == b["group.rollout"])
+    return np.where(inside, in_node_rate(machine), steps().sync.everyone)
+
+
+def in_node_rate(machine: Machine) -> float:
+    """Bytes per second of whole tensors inside a node: a tree of links that each pass a tensor on."""
+    return max(device_bandwidth(machine.levels, 0) / 2.0, steps().sync.everyone)
+
+
+def chain_seconds(size: Float, tensors: int, bandwidth: Float | float) -> Float:
+    """Whole tensors gathered on one rank, sent down a chain of engines and loaded by name: `size` bytes at the chain's
+    bytes per second, and the host's time for each tensor."""
+    return np.asarray(size / bandwidth + tensors * steps().sync.tensor_s)
+
+
+def point_to_point_seconds(size: Float, trainers: Float, engine: Float, engines: Float, link: Float) -> Float:
+    """Each engine rank is sent just its part.
+
+    Args:
+        size: Bytes of the model.
+        trainers: Devices that hold it between them.
+        engine: Devices of an engine.
+        engines: Engines, each of which wants the whole model.
+        link: Bytes per second of a device's link.
+
+    Engines are all fed by the trainers, or pass on what they have in pieces where that is quicker.
+    """
+    constants = steps().sync
+    relayed = np.minimum(engines, 1.0 + (engines - 1.0) / constants.pieces)
+    most = np.maximum(size / engine, size * relayed / trainers)
+    return np.asarray(most / (constants.point_to_point * link))
+
+
+def _network(s: Setup, machine: Machine, b: PlanBatch) -> Float:
+    """A device's link to the engines: inside the group of the trainers, or between groups."""
+    inside = device_bandwidth(machine.levels, len(machine.levels) - 1)
+    between = min(inside, s.cluster.between.bandwidth) if s.cluster.between else inside
+    return np.where(b["group.actor"] == b["group.rollout"], inside, between)
+
+
+def _reshard_seconds(s: Setup, machine: Machine, b: PlanBatch, engine: Float) -> Float:
+    """Regrouping within a pool: what a device lacks of its engine's part comes from its node or from other nodes, which
+    send each node what it lacks once. Today's frameworks gather whole tensors on every rank, which mostly takes longer,
+    unless training and generation are laid out alike."""
+    shape, levels = s.job.actor, machine.levels
+    size, node = sent_bytes(machine, shape), float(levels[0].size)
+    sharding = Sharding.of(b)
+    lacks = lacking(shape, sharding) * machine.device.bytes_per_value
+    inside = lacks / device_bandwidth(levels, 0)
+    wanted = size * np.minimum(node / engine, 1.0) / node
+    across = wanted * (1.0 - node_share(sharding, node)) / device_bandwidth(levels, len(levels) - 1)
+    wire = np.maximum(inside, np.where(b["devices.actor"] > node, across, 0.0))
+    whole = np.where(lacks > 0.0, size / steps().sync.gathered, 0.0)
+    return np.asarray(np.maximum(wire, whole) + num_tensors(shape) * steps().sync.handle_s)
 
 
 def reward_seconds(s: Setup, b: PlanBatch) -> Float:

@@ -23,8 +23,8 @@ def parameters_on_device(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
 
 
 def trained_on_device(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
-    """As `parameters_on_device`, of what has gradients: the adapters, if the model trains those only."""
-    dense, experts = parameters_on_device(shape, at)
+    """As `largest_stage`, of what has gradients: the adapters, if the model trains those only."""
+    dense, experts = largest_stage(shape, at)
     share = shape.trainable_parameters / shape.parameters
     return dense * share, experts * share
 
@@ -35,10 +35,21 @@ def shards(at: Spread) -> tuple[Float, Float]:
     return devices, np.maximum(devices * at.tp / (at.ep * at.etp), 1.0)
 
 
+def largest_stage(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
+    """(dense, expert) parameters on the fullest pipeline rank, as `parameters_on_device` on the mean one: the first has
+    the embedding, the last the head, and both a tied one. Where layers do not divide, these two have one less."""
+    dense, experts = parameters_on_device(shape, at)
+    ends = float(max(shape.embedding_parameters, shape.head_parameters)) / at.tp
+    body = np.maximum(dense * at.pp - float(shape.embedding_parameters + shape.head_parameters) / at.tp, 0.0)
+    most, least = np.ceil(shape.layers / at.pp) / shape.layers, np.floor(shape.layers / at.pp) / shape.layers
+    fullest = np.maximum(body * most, body * least + ends)
+    return np.where(at.pp > 1, fullest, dense), np.where(at.pp > 1, experts * at.pp * most, experts)
+
+
 def weight_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
     """Weights at rest on a device; ZeRO-3 divides them."""
     width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
-    dense, experts = parameters_on_device(shape, at)
+    dense, experts = largest_stage(shape, at)
     over_dense, over_experts = (np.where(zero == 3, n, 1.0) for n in shards(at))
     return np.asarray(width * (dense / over_dense + experts / over_experts))
 
@@ -51,8 +62,10 @@ def gradient_bytes(shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Fl
 
 
 def optimizer_bytes(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32]) -> Float:
-    """Two moments in float32, and a float32 copy of weights that are narrower; ZeRO divides them."""
-    width = 8.0 if machine.device.bytes_per_value >= 4 else 12.0
+    """Two moments in float32, and a float32 copy of weights that are narrower; ZeRO divides them. Where the weights are
+    divided too, they and their copy are one, so that it takes only what they are narrower by."""
+    narrow = machine.device.bytes_per_value < 4
+    width = np.where(zero == 3, 10.0, 12.0) if narrow else 8.0
     dense, experts = trained_on_device(shape, at)
     over_dense, over_experts = (np.where(zero >= 1, n, 1.0) for n in shards(at))
     return np.asarray(width * (dense / over_dense + experts / over_experts))

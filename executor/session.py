@@ -22,10 +22,10 @@ from ir.job import Job, with_lengths
 Progress = Callable[[str], None]
 
 
-def measure_cluster(fleet: Fleet, progress: Progress) -> Cluster:
-    """Measure this machine and keep the result."""
+def measure_cluster(fleet: Fleet, progress: Progress, fit: Callable[[Cluster], Cluster]) -> Cluster:
+    """Measure this machine, `fit` the model's curves to what was measured, and keep the result."""
     kind, devices = devices_here()
-    cluster = calibrate(fleet, kind, devices, progress)
+    cluster = fit(calibrate(fleet, kind, devices, progress))
     write_document(cluster_path(), cluster)
     return cluster
 

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from executor import attention
 from executor.engine import Engine
+from executor.links import measure_collective, measure_overlap
 from executor.memory import Memory
-from executor.microbench import DeviceFigures, measure_collective, measure_device
+from executor.microbench import DeviceFigures, measure_device
 from executor.policy import encode_prompt
 from executor.records import Call, Finding, GenerateReply, Request, Row, Sample, Setting, Tokens, VisitReply, Weights
 from executor.rewards import advantages, reward
@@ -75,9 +76,9 @@ class DeviceWorker:
         """Figures of this device."""
         return measure_device(self._device)
 
-    def collective(self, *, op: str, size: int, ranks: int) -> float:
-        """Median seconds of a collective over the first `ranks` workers of the pool, all of which must be called."""
-        return measure_collective(op, size, self._groups[ranks], self._device)
+    def collective(self, *, op: str, size: int, ranks: int, beside: bool = False) -> float:
+        """Over the first `ranks` workers, all of which must be called: median seconds, or share hidden by products."""
+        return (measure_overlap if beside else measure_collective)(op, size, self._groups[ranks], self._device)
 
     def begin(self, setting: Setting) -> None:
         """Get ready for a run: initial weights, fresh optimizer, empty cache."""

@@ -285,7 +285,7 @@ def _levels(name: str, sizes: list[int]) -> tuple[Level, ...]:
 
 def _fits(name: str, most: int) -> tuple[CollectiveFit, ...]:
     return tuple(
-        CollectiveFit(op=op, ranks=ranks, latency_s=latency / 1e6, bandwidth=1e9 * bandwidth, p=p)
+        CollectiveFit(op=op, ranks=ranks, latency_s=latency / 1e6, bandwidth=1e9 * bandwidth, p=p, table=name)
         for op, rows in _system_file().fits[name].rows.items()
         for ranks, latency, bandwidth, p in rows
         if ranks <= most

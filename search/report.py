@@ -37,10 +37,12 @@ def cluster_text(cluster: Cluster) -> str:
     device = cluster.device
     roofline = roofline_of(device)
     fit = f" (fit within {fit_error(roofline, device.matmul):.0%})" if device.matmul else ""
+    scales = [f"{kind} x {s.factor:.2f} by {s.plans} plans" for kind, s in (device.scales or {}).items()]
+    learnt = f"\n  learnt from real runs: {', '.join(scales)}" if scales else ""
     return (
         f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s{fit}, "
         f"{device.memory_bandwidth / 1e9:.0f} GB/s, {device.memory_bytes / 2**30:.1f} GiB each, "
-        f"process start {cluster.process_start_s:.1f} s"
+        f"process start {cluster.process_start_s:.1f} s{learnt}"
     )
 
 

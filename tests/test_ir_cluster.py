@@ -131,7 +131,7 @@ def test_whole_nodes_are_never_lost(name: str, nodes: int) -> None:
 
 
 def test_fits_are_those_of_the_sizes_that_there_are() -> None:
-    fit = CollectiveFit(op="all_reduce", ranks=8, latency_s=15.6e-6, bandwidth=478e9, p=0.60)
+    fit = CollectiveFit(op="all_reduce", ranks=8, latency_s=15.6e-6, bandwidth=478e9, p=0.60, table="h100")
     assert fit in system("dgx-h100", 8, where="test").levels[0].fits
     half = system("dgx-h100", 4, where="test").levels[0].fits
     assert {found.ranks for found in half} == {2, 4} and len(half) == 8

@@ -1,0 +1,117 @@
+"""What data parallelism exchanges: gradients, new weights, weights that are gathered layer by layer; the optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.comm import Kind, collective_seconds, overlap_of
+from analytic.costs import Columns
+from analytic.device import overlapped
+from analytic.layers import Spread
+from analytic.priors import priors
+from analytic.setup import Machine
+from analytic.training import Trainer, training
+from analytic.weights import optimizer_bytes, parameters_on_device, shards, trained_on_device, weight_bytes
+from ir.batch import CODES
+from ir.shape import ModelShape
+
+Float = NDArray[np.float64]
+Zero = NDArray[np.int32]
+
+OFFLOAD_OPTIMIZER, OFFLOAD_ALL = CODES["offload"].index("optimizer"), CODES["offload"].index("all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Seconds of a pipeline rank's collectives over its replicas, float64[n] each, nothing hidden."""
+
+    gather: Float
+    """Of all its weights for a pass, where ZeRO-3 divides them."""
+    reduce: Float
+    """Of all its gradients."""
+    renew: Float
+    """Of new weights to all replicas after an optimizer step, where ZeRO-1 and -2 divide the optimizer."""
+    hidden: Float
+    """Share that hides under products."""
+    tail: Float
+    """Share of the last bucket, which nothing hides."""
+
+
+def exchange(machine: Machine, shape: ModelShape, at: Spread, zero: Zero, trainer: Trainer) -> Exchange:
+    """ZeRO divides what gradients are reduced to."""
+    dense, experts = trained_on_device(shape, at)
+    t, each = training(), trainer.gradient_bytes
+    width = np.where(at.fp8, 1.0, float(machine.device.bytes_per_value))
+    whole = _over_replicas(machine, shape, at, "all_reduce", (dense * each, experts * each))
+    halves = _over_replicas(machine, shape, at, "reduce_scatter", (dense * each, experts * each))
+    renew = _over_replicas(machine, shape, at, "all_gather", (dense * width, experts * width))
+    bucket = np.maximum(t.bucket_parameters, t.bucket_parameters_per_replica * at.dp)
+    over, _ = shards(at)
+    hidden = overlap_of(machine.levels, over.astype(np.int64), at.tp)
+    return Exchange(
+        gather=gather_seconds(machine, shape, at, zero),
+        reduce=np.where(zero >= 1, halves, whole),
+        renew=np.where((zero == 1) | (zero == 2), renew, 0.0),
+        hidden=hidden if trainer.overlaps and not machine.is_host else np.zeros_like(hidden),
+        tail=np.minimum(bucket / np.maximum(dense + experts, 1.0), 1.0),
+    )
+
+
+def gather_seconds(machine: Machine, shape: ModelShape, at: Spread, zero: Zero) -> Float:
+    """All-gathers of a pipeline rank's weights where ZeRO-3 divides them."""
+    if not (zero == 3).any():
+        return np.zeros(len(zero))
+    dense, experts = parameters_on_device(shape, at)
+    width = np.where(at.fp8, 1.0, float(machine.device.bytes_per_value))
+    seconds = _over_replicas(machine, shape, at, "all_gather", (dense * width, experts * width))
+    return np.where(zero == 3, seconds, 0.0)
+
+
+def _over_replicas(machine: Machine, shape: ModelShape, at: Spread, op: Kind, sizes: tuple[Float, Float]) -> Float:
+    dense, experts = sizes
+    over, expert_over = (n.astype(np.int64) for n in shards(at))
+    seconds = collective_seconds(machine.levels, op, dense, over, at.tp)
+    if shape.is_moe:
+        seconds = seconds + collective_seconds(machine.levels, op, experts, expert_over, at.ep * at.etp)
+    return seconds
+
+
+def exposed_reduction(e: Exchange, zero: Zero, batches: NDArray[np.int64], forward: Float, backward: Float) -> Float:
+    """Seconds of gradients and new weights that an optimizer step waits for, ZeRO-3 apart.
+
+    Args:
+        e: The exchange.
+        zero: Stage of ZeRO; 2 reduces the gradients of every micro-batch, the others only the last.
+        batches: Micro-batches of a step.
+        forward: Seconds of a micro-batch's forward pass on a rank, under which new weights arrive.
+        backward: Of its backward pass, under which gradients leave.
+    """
+    last = overlapped(backward, e.reduce * (1.0 - e.tail), e.hidden) - backward + e.reduce * e.tail
+    first = overlapped(forward, e.renew, e.hidden) - forward
+    times = np.where(zero == 2, batches, 1)
+    return np.where(zero == 3, 0.0, times * last + first)
+
+
+def optimizer_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns) -> tuple[Float, Float]:
+    """(seconds of the optimizer's traffic and launches, seconds of state that waits in host memory)."""
+    host, zero = machine.device.host, x["zero"]
+    state = optimizer_bytes(machine, shape, at, zero)
+    over = np.where(zero >= 1, 1.0, 0.0)
+    parameters = sum(
+        n / np.maximum(over * d, 1.0) for n, d in zip(trained_on_device(shape, at), shards(at), strict=True)
+    )
+    each = 4.0 * priors().optimizer_values if machine.is_host else training().optimizer_bytes
+    launches = host.optimizer_s + shape.layers / at.pp * host.optimizer_layer_s
+    seconds = launches + each * parameters / machine.device.memory_bandwidth
+    # State that waits in host memory comes in and goes out again; weights and gradients too.
+    moved = state * (x["offload"] >= OFFLOAD_OPTIMIZER)
+    moved = moved + weight_bytes(machine, shape, at, zero) * (x["offload"] == OFFLOAD_ALL)
+    return seconds, 2.0 * moved / host_link(machine)
+
+
+def host_link(machine: Machine) -> float:
+    """Bytes per second to host memory."""
+    return machine.device.host_link or machine.device.memory_bandwidth

@@ -1,0 +1,54 @@
+"""Constants of a whole step, from `data/steps.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConstants:
+    """How weights travel; the data file has each constant's unit and source."""
+
+    tensors: float
+    buckets: float
+    everyone: float
+    point_to_point: float
+    pieces: int
+    tensor_s: float
+    copy: float
+    disk: float
+    pause_s: float
+    gathered: float
+    handle_s: float
+    wake_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """All constants of a step."""
+
+    sync: SyncConstants
+    errors: Mapping[str, float]
+    """Relative standard deviation by kind of cost."""
+    framework: float
+    """Relative standard deviation of what a framework adds, before a run of it was measured."""
+    models: float
+    """Relative standard deviation between models, once a run of the framework was measured."""
+    noise: float
+    """Relative standard deviation between runs of one plan."""
+    shared: float
+    """Correlation of the errors of two stages' equal kinds."""
+
+
+@cache
+def steps() -> Steps:
+    """The constants, read once."""
+    data: dict[str, Any] = tomllib.loads((Path(__file__).parent / "data" / "steps.toml").read_text(encoding="utf-8"))
+    errors = dict(data["errors"])
+    apart = {name: errors.pop(name) for name in ("framework", "models", "noise", "shared")}
+    return Steps(sync=SyncConstants(**data["sync"]), errors=errors, **apart)

@@ -1,0 +1,137 @@
+"""Published weight transfers: what a row says, as bytes, devices and the way its framework takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from accuracy import find
+from rl_jobs import SYSTEMS, Row, read
+
+from analytic.fit import machine_of
+from analytic.setup import Machine
+from analytic.steps import steps
+from analytic.transfer import chain_seconds, copy_seconds, in_node_rate, num_tensors, point_to_point_seconds
+from ir.cluster import device_bandwidth
+from ir.errors import InputError
+from ir.job import ModelSource, Role
+from ir.shape import ModelShape
+from ir.sources import Models, read_shapes
+from ir.systems import load_cluster
+
+CALIBRATED = {
+    "verl fully_async checkpoint-engine",
+    "checkpoint-engine README",
+    "nccl reshard refit (expected performance)",
+}
+"""Pages that a rate of transfer was taken from."""
+
+KINDS = {
+    "NCCL full broadcast": "tensors",
+    "NCCL without checkpoint-engine": "tensors",
+    "slime NCCL": "tensors",
+    "OpenRLHF baseline": "tensors",
+    "checkpoint-engine": "buckets",
+    "NIXL": "buckets",
+    "mooncake": "buckets",
+    "NIXL GPU RDMA": "everyone",
+    "NCCL": "everyone",
+    "broadcast": "everyone",
+    "P2P (two nodes only)": "everyone",
+    "NCCL reshard (XferDTensor)": "point to point",
+}
+"""How each framework's method sends: whole tensors one by one, in pipelined buckets down a chain, in buckets that all
+nodes send parts of, or parts from shard to shard."""
+
+NAMES = {"Llama-7B": "meta-llama/Llama-2-7b-hf", "Llama-70B": "meta-llama/Llama-3.1-70B", "DeepSeek-V3.1": "DeepSeek-V3.1",
+         "Kimi-K2": "Kimi-K2-Instruct", "GLM-4.5-355B-A32B": "GLM-4.5"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """A row."""
+
+    source: str
+    kind: str
+    size: float
+    """Bytes."""
+    predicted: float
+    """Seconds."""
+    measured: float
+    """Seconds, the middle of what is printed."""
+
+
+def transfers(folder: Path) -> tuple[list[Transfer], list[str]]:
+    """The rows that can be priced, and why the others cannot."""
+    path = find(folder, "weight_sync.csv")
+    every = [] if path is None else list(_read(read(path)))
+    return [t for t in every if isinstance(t, Transfer)], [why for why in every if isinstance(why, str)]
+
+
+def _read(rows: list[Row]) -> Iterator[Transfer | str]:
+    for row in rows:
+        try:
+            yield _transfer(row)
+        except (InputError, ValueError, KeyError) as error:
+            yield str(error.args[0]) if isinstance(error, ValueError | KeyError) else str(error)
+
+
+def _transfer(row: Row) -> Transfer:
+    kind = KINDS.get(row["method"])
+    if kind is None:
+        raise ValueError("plans have no way that sends changed values only, or the way is not told")
+    if not row["model"]:
+        raise ValueError("no model and layout named")
+    shape = _shape(row["model"])
+    size = shape.parameters * (1.0 if row["precision"].startswith("FP8") else 2.0)
+    return Transfer(
+        source=row["table"],
+        kind=kind,
+        size=size,
+        predicted=steps().sync.pause_s + _seconds(row, kind, shape, size),
+        measured=(float(row["seconds_low"]) + float(row["seconds_high"])) / 2.0,
+    )
+
+
+def _seconds(row: Row, kind: str, shape: ModelShape, size: float) -> float:
+    one = np.array([size])
+    if kind != "point to point":
+        rate = {"tensors": steps().sync.tensors, "buckets": steps().sync.buckets, "everyone": steps().sync.everyone}[
+            kind
+        ]
+        if kind == "tensors" and int(row["num_gpus_total"] or 16) <= 8:
+            rate = in_node_rate(_machine(row["gpu"]))
+        return float(chain_seconds(one, num_tensors(shape), rate)[0])
+    trainers, engine, engines = _degrees(row)
+    machine = _machine(row["gpu"])
+    link = device_bandwidth(machine.levels, len(machine.levels) - 1)
+    sent = point_to_point_seconds(one, trainers, engine, engines, link)
+    return float((sent + copy_seconds(machine, one / engine))[0])
+
+
+def _degrees(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Trainers, devices of an engine, engines."""
+    train = dict(re.findall(r"(TP|PP|EP|DP)(\d+)", row["train_layout"]))
+    engine = dict(re.findall(r"(TP|PP|DP)(\d+)", row["gen_layout"]))
+    if not train or not engine:
+        raise ValueError("no layouts printed")
+    trainers = int(train.get("PP", 1)) * max(int(train.get("EP", 1)), int(train.get("TP", 1)) * int(train.get("DP", 1)))
+    numbers = trainers, int(engine.get("TP", 1)) * int(engine.get("PP", 1)), int(engine.get("DP", 1))
+    return tuple(np.array([float(n)]) for n in numbers)  # type: ignore[return-value]
+
+
+def _shape(model: str) -> ModelShape:
+    models = Models(actor=ModelSource(name=NAMES.get(model, model)))
+    return read_shapes(models, Path("."), reference=False, where=model)[Role.ACTOR]
+
+
+def _machine(gpu: str) -> Machine:
+    name = next(
+        (system for key, system in SYSTEMS.items() if gpu.split("/")[0] == key or gpu.startswith(f"{key}-")), None
+    )
+    if name is None:
+        raise ValueError(f"{gpu} is not described")
+    return machine_of(load_cluster(f"{name}:16").groups[0])

@@ -1,0 +1,195 @@
+"""How each file of published training rows is read: its columns as rows, or the reason why a row can't be priced."""
+
+from __future__ import annotations
+
+import re
+
+from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
+
+from ir.shape import ModelShape
+
+NO_MODEL = "sizes of the model unknown (hybrid, Llama 4, DeepSeek-V4)"
+NO_TIME = "no step time printed"
+NO_LAYOUT = "layout or batch not printed"
+NO_DEVICE = "device not described (V100)"
+NO_FORMAT = "4-bit products or precision not printed"
+MISPRINT = "layout misprinted (more pipeline ranks than layers)"
+OFFLOADED = "activations offloaded"
+OTHER = "printed values of another granularity"
+
+BALANCED = ("megatron-bridge", "megatron-core", "automodel")
+"""Whose tables of mixtures of experts balance routing by force."""
+
+LORA_RANK = 16
+"""Of rows that do not print it: the default of NeMo's recipes."""
+
+
+def dgxc(r: Record) -> Row | str:
+    """DGX Cloud recipes: NeMo with userbuffers; Maxtext and Paxml are fully sharded."""
+    shape = model(recipe(r["model"]), integer(r, "layers", 0), LORA_RANK if r["task"] == "LoRA" else 0)
+    if shape is None:
+        return NO_MODEL
+    if not r["step_time_s"] or not r["global_batch"]:
+        return NO_TIME
+    if integer(r, "pp") > shape.layers:
+        return MISPRINT
+    sharded = r["workload"] in ("maxtext", "paxml")
+    return _megatron(
+        r,
+        shape,
+        "sharded jax" if sharded else "nemo",
+        float(r["step_time_s"]),
+        sharded=sharded,
+        recompute="" if sharded else "none",
+    )
+
+
+def bridge(r: Record) -> Row | str:
+    """Megatron-Bridge."""
+    if r["alt"] == "1":
+        return OTHER
+    if r["precision"] not in ("BF16", "FP8", "FP8-CS", "FP8-MX", "MXFP8"):
+        return NO_FORMAT
+    shape = model(r["model"], 0, LORA_RANK if r["phase"] == "lora" else 0)
+    if shape is None:
+        return NO_MODEL
+    if r["preset_cpu_offload_layers"]:
+        return OFFLOADED
+    sharded = integer(r, "fsdp_shard", 0) > 0
+    return _megatron(r, shape, "megatron-bridge", float(r["step_time_s_derived"]), sharded=sharded)
+
+
+def nemo(r: Record) -> Row | str:
+    """NeMo 24.07."""
+    if not r["step_time_s_derived"] or not r["micro_batch"]:
+        return NO_TIME
+    shape = model(r["model"], 0, LORA_RANK if r["task"] == "LoRA" else 0)
+    return NO_MODEL if shape is None else _megatron(r, shape, "nemo", float(r["step_time_s_derived"]))
+
+
+def megatron_moe(r: Record) -> Row | str:
+    """Megatron-Core's collection of mixtures of experts."""
+    shape = model(r["model"])
+    if shape is None:
+        return NO_MODEL
+    if not r["step_time_s"]:
+        return NO_TIME
+    recompute = {"": "", "full": "full"}.get(r["recompute"], "none")
+    return _megatron(
+        r, shape, "megatron-core", float(r["step_time_s"]), sharded=r["fsdp"] == "True", recompute=recompute
+    )
+
+
+def automodel(r: Record) -> Row | str:
+    """NeMo AutoModel: FSDP2 and expert parallelism."""
+    shape = model(r["model"], 0, LORA_RANK if r["task"] == "LoRA" else 0)
+    if shape is None:
+        return NO_MODEL
+    return _megatron(r, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
+
+
+def _megatron(
+    r: Record, shape: ModelShape, framework: str, seconds: float, *, sharded: bool = False, recompute: str = "none"
+) -> Row | str:
+    gpu = gpu_of(r["gpu"])
+    if gpu not in SYSTEMS:
+        return NO_DEVICE
+    return Row(
+        framework=framework,
+        gpu=gpu,
+        num_gpus=integer(r, "num_gpus"),
+        shape=shape,
+        seq_len=integer(r, "seq_len"),
+        global_batch=float(r["global_batch"]),
+        micro_batch=integer(r, "micro_batch"),
+        seconds=seconds,
+        tp=integer(r, "tp"),
+        pp=integer(r, "pp"),
+        vpp=_pieces(r, shape),
+        cp=integer(r, "cp"),
+        ep=integer(r, "ep"),
+        etp=integer(r, "etp"),
+        zero=3 if sharded else 1,
+        recompute=recompute,
+        fp8="FP8" in r["precision"].upper(),
+        imbalance=1.0 if framework in BALANCED else None,
+        trainer="userbuffers" if framework in ("nemo", "megatron-bridge") else "flash",
+    )
+
+
+def _pieces(r: Record, shape: ModelShape) -> int:
+    """Pieces of a pipeline rank. Some recipes print the layers of a piece instead: then there are more pieces than a
+    rank has layers."""
+    pp = integer(r, "pp")
+    printed = integer(r, "vp", pieces(recipe(r["model"]), pp))
+    return printed if pp > 1 and printed * pp <= shape.layers + pp else 1
+
+
+def recipe(name: str) -> str:
+    """A model's name without task, precision, device and version."""
+    return re.sub(r"\s+(LORA|SFT|BF16|FP8|H100|24\.\d\d|\(proxy, fewer layers\))", "", name).strip()
+
+
+def megatron(r: Record) -> Row | str:
+    """Megatron-LM tables of 2020 to 2024."""
+    if "A100" not in r["gpu"] and "H100" not in r["gpu"]:
+        return NO_DEVICE
+    seconds = r["measured_step_s"] or r["step_time_s_derived"]
+    if not seconds:
+        return NO_TIME
+    if not r["layers"] or not r["tp"] or not r["seq_len"]:
+        return NO_LAYOUT
+    shape = gpt_of(r)
+    return Row(
+        framework=r["table"],
+        gpu=gpu_of(r["gpu"]),
+        num_gpus=integer(r, "num_gpus"),
+        shape=shape,
+        seq_len=integer(r, "seq_len"),
+        global_batch=float(r["global_batch"]),
+        # Where no micro-batch is printed: 1, as the paper uses for its large models.
+        micro_batch=integer(r, "micro_batch"),
+        seconds=float(seconds),
+        tp=integer(r, "tp"),
+        pp=integer(r, "pp"),
+        vpp=_pieces(r, shape),
+        zero=0,
+        recompute={"full": "full", "": "none"}.get(r["recompute"], "selective"),
+        trainer="unfused" if "A100" in r["gpu"] else "flash",
+    )
+
+
+def gpt_of(r: Record) -> ModelShape:
+    """A GPT by the sizes in its row: a network of two matrices of 4 h, as a gated one of 8/3 h."""
+    hidden = integer(r, "hidden")
+    return gpt(
+        layers=integer(r, "layers"),
+        hidden=hidden,
+        heads=integer(r, "heads"),
+        ffn=round(8 * hidden / 3),
+        vocab=integer(r, "vocab", 51200),
+        tied=True,
+    )
+
+
+def vtrain(r: Record) -> Row | str:
+    """Plans of Megatron-LM on A100, before FlashAttention, with full recomputation (not printed: the steps of large
+    micro-batches take the FLOPs of it). The rows that the host's time per layer was read off are not reported."""
+    if r["hidden"] == "1024" and r["layers"] == "12" and r["tp"] == r["pp"] == "1" and r["mbs"] in ("1", "2"):
+        return "the host's time per layer was read off them"
+    shape = gpt_of({**r, "vocab": "51200"})
+    return Row(
+        framework=f"vtrain {r['set']}",
+        gpu="a100",
+        num_gpus=integer(r, "gpus"),
+        shape=shape,
+        seq_len=integer(r, "seq"),
+        global_batch=float(r["gbs"]),
+        micro_batch=integer(r, "mbs"),
+        seconds=float(r["iter_ms"]) / 1e3,
+        tp=integer(r, "tp"),
+        pp=integer(r, "pp"),
+        zero=0,
+        recompute="full",
+        trainer="unfused",
+    )
