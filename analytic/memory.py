@@ -74,14 +74,14 @@ def memory(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost]) -> Memory:
     """Add up what the sections of each pool hold. Weights shared with another role are held once."""
     resident, phases = _lifetimes(s, b, costs)
     capacity = np.array([float(machine.device.memory_bytes) for machine in s.machines])
-    pools = {role: _pool_peak(s, b, role, resident, phases, frozenset()) for role in ROLES}
+    pools = _pool_peaks(s, b, resident, phases, frozenset())
     fill = np.maximum.reduce([pools[role] / capacity[b[f"group.{role}"]] for role in ROLES])
     terms: dict[str, Float] = {"base": _base(s, b, "actor")}
     for phase in (*resident, *phases):
         for name, values in phase.terms.items():
             key = _term_name(phase.name, name)
             terms[key] = np.maximum(terms.get(key, np.zeros(len(b))), values)
-    expected = {role: _pool_peak(s, b, role, resident, phases, frozenset({LONGEST})) for role in ROLES}
+    expected = _pool_peaks(s, b, resident, phases, frozenset({LONGEST}))
     return Memory(pools=pools, fill=fill, terms=terms, expected=expected)
 
 
@@ -116,20 +116,26 @@ def _lifetimes(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost]) -> tuple[list[P
     return resident, phases
 
 
-def _pool_peak(
-    s: Setup, b: PlanBatch, role: str, resident: list[Phase], phases: list[Phase], without: frozenset[str]
-) -> Float:
-    """Bytes at the peak of the pool that a role leads, without the terms of some names; 0 where it leads none."""
-    index, zero = ROLES.index(role), np.zeros(len(b))
-    stays = sum((_sum(phase, index, without) for phase in resident), zero)
-    adds = np.maximum.reduce([zero, *(_sum(phase, index, without) for phase in phases)])
-    leads = (b[f"place.{role}"] == index) & (b[f"devices.{role}"] > 0)
-    return np.where(leads, _base(s, b, role) + stays + adds, 0.0)
+def _pool_peaks(
+    s: Setup, b: PlanBatch, resident: list[Phase], phases: list[Phase], without: frozenset[str]
+) -> dict[str, Float]:
+    """Bytes at the peak of the pool that each role leads, without the terms of some names; 0 where it leads none."""
+    stays = [(phase.leader, _sum(phase, without)) for phase in resident]
+    adds = [(phase.leader, _sum(phase, without)) for phase in phases]
+    peaks, zero = dict[str, Float](), np.zeros(len(b))
+    for index, role in enumerate(ROLES):
+        leads = (b[f"place.{role}"] == index) & (b[f"devices.{role}"] > 0)
+        if not leads.any():
+            peaks[role] = zero
+            continue
+        held = sum((np.where(leader == index, size, 0.0) for leader, size in stays), _base(s, b, role))
+        most = np.maximum.reduce([zero, *(np.where(leader == index, size, 0.0) for leader, size in adds)])
+        peaks[role] = np.where(leads, held + most, 0.0)
+    return peaks
 
 
-def _sum(phase: Phase, leader: int, without: frozenset[str]) -> Float:
-    total = sum((values for name, values in phase.terms.items() if name not in without), np.zeros(len(phase.leader)))
-    return np.where(phase.leader == leader, total, 0.0)
+def _sum(phase: Phase, without: frozenset[str] = frozenset()) -> Float:
+    return sum((values for name, values in phase.terms.items() if name not in without), np.zeros(len(phase.leader)))
 
 
 def _base(s: Setup, b: PlanBatch, role: str) -> Float:
@@ -179,7 +185,7 @@ def _fullest(
     leader: int, base: Float, resident: list[Phase], phases: list[Phase]
 ) -> tuple[str, tuple[tuple[str, float], ...]]:
     """(phase, its terms largest first) at the peak of one plan's pool."""
-    at = max((p for p in phases if p.leader[0] == leader), key=lambda p: float(_sum(p, leader, frozenset())[0]))
+    at = max((p for p in phases if p.leader[0] == leader), key=lambda p: float(_sum(p)[0]))
     held = [p for p in (*resident, at) if p.leader[0] == leader]
     terms = [(_term_name(p.name, name), float(values[0])) for p in held for name, values in p.terms.items()]
     terms = [("base", float(base[0])), *((name, size) for name, size in terms if size > 0)]

@@ -109,13 +109,15 @@ class PlanBatch:
         return present
 
     def section(self, op: Op) -> dict[str, Column]:
-        """A section's columns by field, with `devices` and `group` of its pool and the plan's `staleness`."""
+        """A section's columns by field, with `devices` and `group` of its pool and the plan's `staleness`
+        and `in_flight`."""
         home = HOME[op]
         columns = {name: self[f"{op}.{name}"] for name in fields_of(op)}
         return columns | {
             "devices": self[f"devices.{home}"],
             "group": self[f"group.{home}"],
             "staleness": self["staleness"],
+            "in_flight": self["in_flight"],
         }
 
     def plan(self, row: int) -> Plan:

@@ -1,199 +1,301 @@
-"""Layouts of a section that can be part of a best plan: those that no other beats in time and memory.
+"""Layouts of a section that can be part of a best plan: those that few others beat in time and memory.
 
-A section's layouts are priced all, for all pools at once, but for what a bound rules out:
-a stage that alone takes longer than a known step is in no faster plan. Layouts are
-compared within a class of equal degrees only, since what lies between sections (weights
-that are laid out anew, weights that travel to engines) depends on those.
+All layouts of a section get a bound on their seconds; those that a known step rules out
+are never priced. The others are, pool by pool as pools are asked for. They are compared
+within a class of equal degrees only, since what lies between sections (weights that are
+laid out anew, weights that travel to engines) depends on those.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.estimate import STREAMED, section_cost
+from analytic.costs import RESHARDED, Columns, Cost
+from analytic.estimate import section_cost
+from analytic.memory import TRAINED_BY
 from analytic.setup import Setup
 from ir.batch import CODES
 from ir.graph import Op
-from ir.plan import SECTIONS, Update
+from search.skyline import beaten_by_few
 from space.enumerate import LegalSpace
 from space.tables import KEYS, Key, SectionTable
 
 Float = NDArray[np.float64]
-Rows = NDArray[np.int64]
+Int = NDArray[np.int64]
 
 FASTEST = {"recompute": CODES["recompute"].index("none"), "offload": CODES["offload"].index("none")}
-"""Values of free fields that no other is faster than: what they save is memory."""
+"""Values of fields that no other is faster than: what the others save is memory."""
 
-BEST = {"precision": CODES["precision"].index("fp8")}
-"""Values of free fields that no other is faster or smaller than."""
+WITHIN_CLASS = (
+    "concurrency", "memory_percent", "prefill_tokens", "micro_batch", "micro_tokens", "vpp", "recompute", "offload",
+)  # fmt: skip
+"""Fields that nothing outside a section depends on."""
 
-CLASS = ("tp", "pp", "ep", "zero")
-"""Fields that costs between sections depend on."""
+DEGREES = ("tp", "pp", "ep")
+"""Fields that must agree, and whether weights are sharded, for a pass to find weights laid out as they are trained."""
 
-PIVOTS = 24
-"""Layouts that all others are compared with first."""
+SENT = (Op.UPDATE_ACTOR, Op.GENERATE)
+"""Sections between which weights travel."""
 
+MOST_DEVICES = 1 << 17
+"""More than any degree."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
-    """Layouts of a section on one pool, fastest first; arrays of one length."""
+SPARE = 1.05
+"""How far above what is asked for layouts are kept."""
 
-    seconds: Float
-    """Least that the stage can take: weights laid out anew where they lie are not counted."""
-    latency: Float
-    resident: Float
-    """Bytes that stay, and that come and go, resharded weights not counted: the least that they can be."""
-    transient: Float
-    numbers: Rows
-    """Of the layouts among those that are legal on the pool."""
-
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Front:
-        """The given ones."""
-        return Front(
-            seconds=self.seconds[rows],
-            latency=self.latency[rows],
-            resident=self.resident[rows],
-            transient=self.transient[rows],
-            numbers=self.numbers[rows],
-        )
+ROUNDING = 1e-9
+"""Relative; floats that are sums of the same terms in another order differ by less."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fronts:
-    """The fronts of every section and pool, for plans that are faster than `bound` seconds a step."""
+class Options:
+    """Layouts of a section, arrays of one length; consecutive for a pool, fastest first."""
+
+    seconds: Float
+    """Weights laid out anew where they lie not counted."""
+    latency: Float
+    reshard: Float
+    """Seconds that this takes, unless the layout is that of the update."""
+    resident: Float
+    """Bytes that stay."""
+    transient: Float
+    """Bytes that come and go, resharded weights not counted."""
+    resharded: Float
+    """Bytes of those."""
+    degrees: Int
+    """A number for what an update and the passes over its weights must have alike."""
+    kind: Int
+    """A number for all fields that something outside the section may depend on."""
+    row: Int
+    """Of the section's table."""
+    free: Int
+    """Number of the combination of the fields that no rule reads."""
+
+    @property
+    def points(self) -> Float:
+        """What layouts are compared in, less being better, float64[n, 6]."""
+        memory = (self.resident, self.transient, self.resharded)
+        return np.stack([self.seconds, self.latency, self.reshard, *memory], axis=1)
+
+    @cached_property
+    def fourfold(self) -> Float:
+        """Seconds, resident and transient bytes, and latency, float64[n, 4]."""
+        return np.stack([self.seconds, self.resident, self.transient, self.latency], axis=1)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Options:
+        """The given ones."""
+        return Options(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
+
+    @staticmethod
+    def concatenate(parts: list[Options]) -> Options:
+        """One after the other."""
+        return Options(**{one.name: np.concatenate([getattr(p, one.name) for p in parts]) for one in fields(Options)})
+
+
+@dataclass(kw_only=True)
+class SectionFronts:
+    """The layouts of one section that are worth trying, pool by pool as they are asked for."""
 
     legal: LegalSpace
     setup: Setup
-    bound: float
-    _found: dict[tuple[Op, bool], dict[Key, Front]] = field(default_factory=dict)
+    op: Op
+    streamed: bool
+    """Whether its batch comes in small pieces."""
+    adapter: bool
+    """Whether its weights are another section's."""
+    count: int
+    """Layouts that so many others beat in everything are left out."""
+    priced: int = 0
+    asked: int = 0
+    """How often options were made, so that `least_of` changed."""
+    is_sound: bool = True
+    """Whether no layout was faster than its bound."""
+    options: Options | None = None
+    span: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    """First and one past the last option of the pools that were asked for."""
+    limit_of: dict[Key, float] = field(default_factory=dict)
+    """Below which seconds their options are complete."""
 
-    def of(self, op: Op, key: Key, *, streamed: bool) -> Front | None:
-        """The front of a section on a pool, None if no layout is fast and small enough."""
-        table = self.legal.tables[op]
-        # Only a pool that waits for generation takes its batch in small pieces.
-        piecemeal = streamed and op in STREAMED and key[2] == 0
-        if (op, piecemeal) not in self._found:
-            self._found[(op, piecemeal)] = self._all(table, piecemeal)
-        return self._found[(op, piecemeal)].get((*key[:2], key[2] if table.by_staleness else 0))
+    @property
+    def table(self) -> SectionTable:
+        """All its legal layouts."""
+        return self.legal.tables[self.op]
 
-    def _all(self, table: SectionTable, streamed: bool) -> dict[Key, Front]:
-        """Fronts of all pools of a section."""
-        if len(table.rows) == 0:
-            return {}
-        keys = np.empty((len(table.rows), len(KEYS)), dtype=np.int32)
-        first = np.empty(len(table.rows), dtype=np.int64)
-        for key, (begin, end) in table.span.items():
-            keys[begin:end], first[begin:end] = key, begin
-        fast = _free_levels(table, self.legal, fastest=True)
-        rows = np.arange(len(table.rows))
-        plain = self._price(table, keys, rows, np.zeros(len(rows), dtype=np.int64) + fast[0], streamed)
-        hopeful = rows[plain.seconds < self.bound]
-        levels = _free_levels(table, self.legal, fastest=False)
-        rows, free = np.repeat(hopeful, len(levels)), np.tile(levels, len(hopeful))
-        priced = self._price(table, keys, rows, free, streamed)
-        numbers = (rows - first[rows]) * table.num_free + free
-        good = (priced.seconds < self.bound) & (priced.resident + priced.transient <= self._room(keys[rows, 0]))
-        return _by_pool(keys[rows][good], _classes(table)[rows][good], _numbered(priced, numbers).take(good))
+    def key(self, group: int, devices: int, staleness: int) -> Key:
+        """What its layouts depend on of a pool and a plan's staleness."""
+        return group, devices, staleness if self.table.by_staleness else 0
 
-    def _room(self, group: NDArray[np.int32]) -> Float:
-        """Bytes that a plan may take of a device, what every worker needs left out."""
-        margin = 1.0 - self.setup.job.limits.memory_margin
-        machines = self.setup.machines
-        room = [m.device.memory_bytes * margin - m.device.base_memory_bytes for m in machines]
-        return np.asarray(np.array(room)[group])
+    @cached_property
+    def keys(self) -> NDArray[np.int32]:
+        """Pool of each row of the table, int32[m, 3]."""
+        keys = np.empty((len(self.table.rows), len(KEYS)), dtype=np.int32)
+        for key, (begin, end) in self.table.span.items():
+            keys[begin:end] = key
+        return keys
 
-    def _price(self, table: SectionTable, keys: NDArray[np.int32], rows: Rows, free: Rows, streamed: bool) -> Front:
-        x = {name: table.rows[rows, i] for i, name in enumerate(table.fields)}
-        for name, values in reversed(table.free):
+    @cached_property
+    def _least(self) -> Float:
+        """Seconds below which no layout of a row is, float64[m]."""
+        rows, levels = np.arange(len(self.table.rows)), _fastest(self.table)
+        if len(rows) == 0:
+            return np.zeros(0)
+        cost = self._price(self._columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
+        return np.asarray(cost.seconds.reshape(len(rows), -1).min(axis=1))
+
+    @cached_property
+    def least_of(self) -> dict[Key, float]:
+        """Seconds below which no layout on a pool is."""
+        return {key: float(self._least[first:last].min()) for key, (first, last) in self.table.span.items()}
+
+    def ask(self, limits: Mapping[Key, float]) -> None:
+        """Make the options of pools ready that take less than so many seconds."""
+        wanted = [k for k, limit in limits.items() if k in self.table.span and self.limit_of.get(k, 0.0) < limit]
+        if not wanted:
+            return
+        # More than asked for, since what comes later may ask for a little more.
+        for key in wanted:
+            self.limit_of[key] = limits[key] * SPARE
+        firsts = np.array([self.table.span[key][0] for key in wanted])
+        counts = np.array([self.table.span[key][1] for key in wanted]) - firsts
+        rows = ranges(firsts, counts)
+        pool = np.repeat(np.arange(len(wanted)), counts)
+        limit = np.array([self.limit_of[key] for key in wanted])
+        hopeful = self._least[rows] < limit[pool]
+        found, pool = self._options(rows[hopeful], pool[hopeful], limit)
+        start = 0 if self.options is None else len(self.options.seconds)
+        edges = start + np.searchsorted(pool, np.arange(len(wanted) + 1))
+        self.options = found if self.options is None else Options.concatenate([self.options, found])
+        for i, key in enumerate(wanted):
+            first, last = self.span[key] = (int(edges[i]), int(edges[i + 1]))
+            # What fits is often slower than what does not, and nothing else takes less than was asked for.
+            least = float(found.seconds[first - start]) if last > first else self.limit_of[key]
+            self.least_of[key] = max(self.least_of[key], min(least, self.limit_of[key]))
+        self.asked += 1
+
+    def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
+        """Options among rows of the table, and the pool of each, in the order of the pools."""
+        levels = np.arange(self.table.num_free)
+        lines, free = np.repeat(np.arange(len(rows)), len(levels)), np.tile(levels, len(rows))
+        rows, pool = rows[lines], pool[lines]
+        options = self._priced(rows, free)
+        above = (options.seconds >= self._least[rows] * (1.0 - ROUNDING)) & (options.latency >= options.seconds)
+        self.is_sound = self.is_sound and bool(above.all())
+        room = room_of(self.setup)[self.keys[rows, 0]]
+        good = np.flatnonzero((options.seconds < limit[pool]) & (options.resident + options.transient <= room))
+        options, pool = options.take(good), pool[good]
+        kept = beaten_by_few(options.points, pool, options.kind, count=self.count)
+        options, pool = options.take(kept), pool[kept]
+        order = np.lexsort((options.seconds, pool))
+        return options.take(order), pool[order]
+
+    def _columns(self, rows: Int, free: Int) -> Columns:
+        """Layouts as columns: rows of the table with combinations of the free fields."""
+        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields)}
+        for name, values in reversed(self.table.free):
             free, level = np.divmod(free, len(values))
             x[name] = np.asarray(values, dtype=np.int32)[level]
-        x |= {name: keys[rows, i] for i, name in enumerate(KEYS)}
-        mask = np.full(len(rows), True) if streamed else None
-        cost = section_cost(self.setup, table.op, x, streamed=mask)
-        zero = np.zeros(len(rows))
-        transient = {name: size for name, size in cost.transient.items() if not name.startswith("resharded")}
-        return Front(
+        return x | {name: self.keys[rows, i] for i, name in enumerate(KEYS)}
+
+    def _price(self, x: Columns) -> Cost:
+        count = len(x["devices"])
+        self.priced += count
+        return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.streamed else None)
+
+    def _priced(self, rows: Int, free: Int) -> Options:
+        x = self._columns(rows, free)
+        cost, zero = self._price(x), np.zeros(len(rows))
+        gone = {RESHARDED} | ({"weights"} if self.adapter else set())
+        if any(machine.is_host for machine in self.setup.machines):
+            # There, engine and trainer of a pool use the same weights.
+            gone.add("rollout weights")
+        return Options(
             seconds=cost.seconds,
             latency=cost.latency,
-            resident=sum(cost.resident.values(), zero),
-            transient=sum(transient.values(), zero),
-            numbers=rows,
+            reshard=cost.reshard,
+            resident=sum((v for name, v in cost.resident.items() if name not in gone), zero),
+            transient=sum((v for name, v in cost.transient.items() if name not in gone), zero),
+            resharded=cost.transient.get(RESHARDED, zero),
+            degrees=_degrees(x),
+            kind=self._kinds(x),
+            row=rows,
+            free=free,
         )
 
+    def _kinds(self, x: Columns) -> Int:
+        if self.op in SENT:
+            fields = [name for name in x if name not in (*WITHIN_CLASS, *KEYS)]
+            return distinct(*(x[name] for name in fields))[1].astype(np.int64)
+        trained = self.op in TRAINED_BY or self.op in TRAINED_BY.values()
+        return _degrees(x) if trained else np.zeros(len(x["devices"]), dtype=np.int64)
 
-def _numbered(front: Front, numbers: Rows) -> Front:
-    return Front(
-        seconds=front.seconds,
-        latency=front.latency,
-        resident=front.resident,
-        transient=front.transient,
-        numbers=numbers,
-    )
+    def columns_of(self, options: Int) -> Columns:
+        """Columns of options, without the section's prefix."""
+        assert self.options is not None
+        return self._columns(self.options.row[options], self.options.free[options])
+
+    def numbers(self, options: Int) -> Int:
+        """Of options among the layouts that are legal on their pool."""
+        assert self.options is not None
+        rows = self.options.row[options]
+        return np.asarray((rows - self._first[rows]) * self.table.num_free + self.options.free[options])
+
+    @cached_property
+    def _first(self) -> Int:
+        """First row of each row's pool."""
+        first = np.empty(len(self.table.rows), dtype=np.int64)
+        for begin, end in self.table.span.values():
+            first[begin:end] = begin
+        return first
 
 
-def _classes(table: SectionTable) -> NDArray[np.int64]:
-    """A number for each row's class."""
-    names = [name for name in CLASS if name in table.fields]
-    code = np.zeros(len(table.rows), dtype=np.int64)
-    for name in names:
-        code = code * 4096 + table.rows[:, table.fields.index(name)]
+def _degrees(x: Columns) -> Int:
+    code = (x["zero"] == 3).astype(np.int64) if "zero" in x else np.zeros(len(x["tp"]), dtype=np.int64)
+    for name in DEGREES:
+        code = code * MOST_DEVICES + x[name]
     return code
 
 
-def _free_levels(table: SectionTable, legal: LegalSpace, *, fastest: bool) -> Rows:
-    """Combinations of the free fields that are worth pricing; only the fastest of all if asked."""
+def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First row of every different combination of columns, and each row's combination."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, level = np.unique(column, return_inverse=True)
+        if len(values) > 1:
+            # Renumbered, so that codes stay small however many columns there are.
+            code = np.unique(code * len(values) + level.reshape(-1), return_inverse=True)[1].reshape(-1)
+    _, first, back = np.unique(code, return_index=True, return_inverse=True)
+    return first, back.reshape(-1)
+
+
+def _fastest(table: SectionTable) -> Int:
+    """Combinations of the free fields among which are the fastest."""
     code = np.zeros(1, dtype=np.int64)
     for name, values in table.free:
-        code = (code[:, None] * len(values) + _levels(table.op, name, values, fastest)[None, :]).reshape(-1)
+        some = np.arange(len(values))
+        if FASTEST.get(name) in values:
+            some = np.array([values.index(FASTEST[name])])
+        elif name == "memory_percent":
+            # A cache of all slots at their longest, or the largest share of memory.
+            some = np.unique(some[[0, -1]])
+        code = (code[:, None] * len(values) + some[None, :]).reshape(-1)
     return code
 
 
-def _levels(op: Op, name: str, values: tuple[int, ...], fastest: bool) -> Rows:
-    if name in BEST and BEST[name] in values:
-        return np.array([values.index(BEST[name])])
-    if fastest and SECTIONS[op] is Update and FASTEST.get(name) in values:
-        return np.array([values.index(FASTEST[name])])
-    if fastest:
-        # The one with the most memory to use; for a pass, weights that stay.
-        return np.array([0 if name == "offload" else len(values) - 1])
-    return np.arange(len(values))
+def ranges(first: Int, count: Int) -> Int:
+    """Consecutive numbers from each of `first`, one after the other."""
+    before = np.cumsum(count) - count
+    return np.arange(int(count.sum()), dtype=np.int64) + np.repeat(first - before, count)
 
 
-def _by_pool(keys: NDArray[np.int32], classes: NDArray[np.int64], layouts: Front) -> dict[Key, Front]:
-    """Split layouts by pool and keep, class by class, those that no other beats."""
-    if len(keys) == 0:
-        return {}
-    _, code = np.unique(keys, axis=0, return_inverse=True)
-    order = np.lexsort((layouts.seconds, classes, code.reshape(-1)))
-    code, classes, keys, layouts = code.reshape(-1)[order], classes[order], keys[order], layouts.take(order)
-    edges = np.flatnonzero(np.append(True, code[1:] != code[:-1]))
-    found: dict[Key, Front] = {}
-    for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(code)], strict=True):
-        part = layouts.take(np.arange(begin, end))
-        kept = part.take(_unbeaten(classes[begin:end], part))
-        group, devices, staleness = keys[begin].tolist()
-        found[(group, devices, staleness)] = kept.take(np.argsort(kept.seconds, kind="stable"))
-    return found
-
-
-def _unbeaten(classes: NDArray[np.int64], layouts: Front) -> NDArray[np.bool_]:
-    """Which layouts no other of their class beats in everything. Classes are consecutive, fastest first."""
-    keep = np.ones(len(classes), dtype=bool)
-    points = np.stack([layouts.seconds, layouts.latency, layouts.resident, layouts.transient], axis=1)
-    edges = np.flatnonzero(np.append(True, classes[1:] != classes[:-1]))
-    for begin, end in zip(edges.tolist(), [*edges[1:].tolist(), len(classes)], strict=True):
-        keep[begin:end] = _front(points[begin:end])
-    return keep
-
-
-def _front(points: Float) -> NDArray[np.bool_]:
-    """Rows of points float64[n, d], sorted by the first coordinate, that no earlier or equal row beats."""
-    alive = np.ones(len(points), dtype=bool)
-    for row in range(len(points)):
-        if alive[row]:
-            beaten = (points[row + 1 :] >= points[row]).all(axis=1)
-            alive[row + 1 :] &= ~beaten
-    return alive
+def room_of(s: Setup) -> Float:
+    """Bytes that a plan may take of a device of each group, what every worker needs left out."""
+    margin = 1.0 - s.job.limits.memory_margin
+    room = [m.device.memory_bytes * margin - m.device.base_memory_bytes for m in s.machines]
+    # A byte's rounding is no reason to leave a layout out: whole plans are judged again.
+    return np.array(room) + 1.0

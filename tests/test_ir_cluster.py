@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,9 @@ def test_levels_from_the_inside_out(text: str, expected: list[tuple[str, int, in
     cluster = load_cluster(text)
     assert shape(cluster) == expected
     assert cluster.num_devices == int(text.split(":")[1])
-    assert cluster.groups[0].domain == expected[0][1]
+    # NVLink reaches through the rack at almost the speed of a tray; elsewhere the innermost level is much the fastest.
+    reach = prod(size for name, size, _ in expected if name in ("tray", "rack")) if "nvl72" in text else expected[0][1]
+    assert cluster.groups[0].domain == reach
 
 
 @given(name=st.sampled_from(KNOWN_SYSTEMS), nodes=st.integers(1, 300))

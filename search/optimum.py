@@ -1,0 +1,232 @@
+"""The best plans of a whole space by the model, proved.
+
+Branch and bound over structures, pool sizes and layouts. A step that is known to be
+possible, or a guess of it, bounds the search: whatever cannot be faster is dropped, and
+where nothing is faster the guess is raised. Every plan that is reported was priced whole,
+so a mistake of a bound can cost the proof, but never shows a wrong number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.estimate import Estimate, concatenate, estimate
+from analytic.memory import Memory
+from analytic.setup import Setup
+from ir.batch import COLUMNS, FLAGS, PlanBatch, batch_of
+from ir.errors import InputError
+from ir.lower import lower
+from ir.plan import Plan
+from search.branch import Branch
+from search.families import Record, Roots, Tables
+from search.fronts import ROUNDING
+from space.axes import Space
+from space.enumerate import LegalSpace
+from space.presets import presets
+
+Float = NDArray[np.float64]
+Int = NDArray[np.int64]
+
+MOST_WORK = 20_000_000
+"""Partial plans after which the search gives up the proof."""
+
+RAISE = 1.5
+"""By how much a guess that was too low is raised first; then by the square of that, and so on."""
+
+RAISES = 6
+"""Raises after which there is no guess any more."""
+
+LOOKS, LOOK_ROOTS, LOOK_WORK = 8, 6, 20_000
+"""Graphs that are looked into first, pool sizes and partial plans in each."""
+
+ALIKE = 1e-10
+"""Relative; steps that differ by less are told apart by staleness, moves and memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The best plans of a space."""
+
+    best: Estimate
+    """At most as many as were asked for, best first; of equal steps the less stale, less fused and smaller first."""
+    proved: bool
+    """Whether no plan of the space that fits in memory is faster than the first, and none is missing from the others'
+    step times."""
+    priced: Estimate
+    """All whole plans that were priced on the way, whether or not they fit; each once."""
+    num_layouts: int
+    """Layouts of sections that were priced."""
+    num_partial: int
+    """Partial plans whose bound was looked at."""
+
+    @property
+    def seconds(self) -> Float:
+        """Steps of the best plans, float64[n]."""
+        return self.best.step_seconds
+
+
+def fits(s: Setup, found: Estimate) -> NDArray[np.bool_]:
+    """Which plans fit in memory with the job's margin, bool[n]."""
+    return np.asarray(found.memory.fill <= 1.0 - s.job.limits.memory_margin)
+
+
+@dataclass(kw_only=True)
+class _Few:
+    """The `count` fastest plans so far."""
+
+    setup: Setup
+    count: int
+    ceiling: float
+    """Below how many seconds plans are looked for."""
+    found: list[Estimate] = field(default_factory=list)
+    steps: Float = field(default_factory=lambda: np.zeros(0))
+    known: set[bytes] = field(default_factory=set)
+    """Plans that were priced."""
+    is_sound: bool = True
+    """Whether no step was shorter than its bound."""
+
+    @property
+    def most(self) -> float:
+        """Seconds below which a plan is news."""
+        return min(float(self.steps[self.count - 1]), self.ceiling) if len(self.steps) >= self.count else self.ceiling
+
+    def limit(self, devices: Int, staleness: Int) -> Float:
+        """See `search.branch.Record`."""
+        return np.full(len(devices), self.most)
+
+    def add(self, batch: PlanBatch, bounds: Float) -> None:
+        """See `search.branch.Record`."""
+        keys = [row.tobytes() for row in np.stack([batch[name] for name in COLUMNS], axis=1)]
+        fresh = np.array([key not in self.known for key in keys])
+        self.known.update(keys)
+        if not fresh.any():
+            return
+        batch, bounds = batch.take(fresh), bounds[fresh]
+        priced = estimate(self.setup.job, batch, self.setup.cluster)
+        seconds = priced.step_seconds
+        self.is_sound = self.is_sound and bool((seconds >= bounds * (1.0 - ROUNDING)).all())
+        self.found.append(priced)
+        good = seconds[fits(self.setup, priced)]
+        self.steps = np.sort(np.concatenate([self.steps, good]))[: self.count]
+
+
+def optimum(legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOST_WORK) -> Optimum:
+    """The `count` best plans that fit in memory.
+
+    Args:
+        legal: The space, taken apart.
+        s: Its job and cluster.
+        count: How many; more than one take longer, since plans that others beat in everything count too.
+        most_work: Partial plans that may be looked at; beyond, the best found is returned unproved.
+
+    Raises:
+        InputError: no plan fits.
+    """
+    tables = Tables(legal=legal, setup=s, count=count)
+    guess, work = _guess(legal, s, tables), 0
+    for ceiling in (*(guess * RAISE ** (2**i - 1) for i in range(RAISES)), np.inf):
+        record = _Few(setup=s, count=count, ceiling=ceiling)
+        complete, more = explored(tables, record, most_work - work)
+        work += more
+        if len(record.steps) >= count or not complete:
+            break
+    if not len(record.steps):
+        raise InputError("job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large")
+    priced = concatenate(record.found)
+    sound = record.is_sound and all(front.is_sound for front in tables.fronts)
+    return Optimum(
+        best=taken(priced, ranking(s, priced)[:count]),
+        proved=complete and sound,
+        priced=priced,
+        num_layouts=sum(front.priced for front in tables.fronts),
+        num_partial=work,
+    )
+
+
+def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
+    """Price every plan that is news to a record; whether that came to an end, and the partial plans looked at."""
+    work, example = 0, None
+    # Few pools have few sizes; what they achieve leaves few sizes of many.
+    for pools in range(2, 1 + max(2, *(len(family.case.pools) for family in tables.families))):
+        now = [f for f in tables.families if len(f.case.pools) == pools or len(f.case.pools) < pools == 2]
+        found = [tables.roots(family, record) for family in now]
+        ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
+        # First a look at a few plans of several graphs, for a limit that is near the best.
+        looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), LOOK_WORK) for r in ahead[:LOOKS]]
+        for roots, most in (*looks, *((roots, 0) for roots in ahead)):
+            if not most:
+                # What was learnt of sections meanwhile rules out more sizes.
+                roots = tables.roots(roots.family, record)
+            roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
+            if len(roots.variant) == 0:
+                continue
+            example = _example(tables, roots, example)
+            branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=most > 0)
+            complete = branch.run(most or most_work - work)
+            work += branch.work
+            if not complete and not most:
+                return False, work
+    return True, work
+
+
+def _example(tables: Tables, roots: Roots, like: Estimate | None) -> Estimate:
+    """An estimate of the family's graph."""
+    structure = int(roots.family.variants[roots.variant[0], 3])
+    batch = tables.legal.factor(structure, tuple(roots.sizes[0].tolist())).plans(np.zeros(1, dtype=np.int64))
+    job = tables.setup.job
+    if like is None:
+        return estimate(job, batch, tables.setup.cluster)
+    return replace(like, structures=(lower(job, batch.plan(0)),))
+
+
+def _guess(legal: LegalSpace, s: Setup, tables: Tables) -> float:
+    """A step that some plan should beat or equal: that of the best preset, else twice the longest stage's least."""
+    named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
+    if named:
+        found = estimate(s.job, batch_of(named), s.cluster)
+        steps = found.step_seconds[fits(s, found)]
+        if len(steps):
+            return float(steps.min()) * (1.0 + 2.0 * ROUNDING)
+    least = [
+        min((found for found in tables.front(op, streamed=False, adapter=False).least_of.values()), default=0.0)
+        for op in legal.setting.sections
+    ]
+    return 2.0 * float(max(least))
+
+
+def is_in(space: Space, plan: Plan) -> bool:
+    """Whether a space holds a plan."""
+    try:
+        space.encode(batch_of([plan]))
+    except InputError:
+        return False
+    return True
+
+
+def ranking(s: Setup, priced: Estimate) -> NDArray[np.intp]:
+    """Rows of the plans that fit, best first."""
+    seconds, batch = priced.step_seconds, priced.batch
+    moves = sum((batch[flag] for flag in FLAGS), np.zeros(len(batch), dtype=np.int32))
+    alike = np.round(np.log(seconds) / ALIKE)
+    order = np.lexsort((priced.memory.fill, moves, batch["staleness"], alike))
+    return np.asarray(order[fits(s, priced)[order]])
+
+
+def taken(found: Estimate, rows: NDArray[np.intp]) -> Estimate:
+    """Some rows of an estimate."""
+    memory = found.memory
+    return replace(
+        found,
+        batch=found.batch.take(rows),
+        stage_seconds=found.stage_seconds[rows],
+        latency_ratio=found.latency_ratio[rows],
+        memory=Memory(
+            pools={role: size[rows] for role, size in memory.pools.items()},
+            fill=memory.fill[rows],
+            terms={name: size[rows] for name, size in memory.terms.items()},
+        ),
+        structure=found.structure[rows],
+    )

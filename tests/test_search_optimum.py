@@ -1,0 +1,132 @@
+"""The proved optimum against the price of every legal plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import build
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analytic.estimate import estimate_blocks
+from analytic.fit import setup
+from analytic.setup import Setup
+from ir.batch import ROLES
+from ir.cluster import Cluster
+from ir.errors import InputError
+from ir.job import Job, Role
+from ir.known_models import KNOWN, known_config
+from ir.model import ModelShape, Moe, shape_from_config
+from ir.rules import setting_of
+from ir.setting import Setting
+from ir.systems import load_cluster
+
+from search.optimum import fits, optimum
+from search.skyline import beaten_by_few
+from space.build import default_space
+from space.enumerate import LegalSpace, enumerate_legal, legal_space
+
+GIB = 1 << 30
+PLACES = ("place.", "devices.", "sync", "staleness")
+
+
+def shape(name: str) -> ModelShape:
+    assert name in KNOWN
+    return shape_from_config(known_config(name, where=name), where=name)
+
+
+SMALL, LARGE = shape("Qwen/Qwen2.5-1.5B-Instruct"), shape("Qwen/Qwen2.5-7B-Instruct")
+MOE = replace(build.SHAPE, layers=8, hidden=1024, ffn=2048, moe=Moe(experts=4, experts_per_token=2, ffn=1024))
+LONG = {"max_prompt_tokens": 512, "max_response_tokens": 1024, "prompts_per_step": 32, "samples_per_prompt": 8}
+
+
+def grpo(model: ModelShape, **changes: object) -> Job:
+    return build.job(shape=model, **(LONG | {"max_staleness": 2} | changes))
+
+
+def ppo(actor: ModelShape, other: ModelShape, **changes: object) -> Job:
+    job = build.job(shape=actor, name="ppo", **(LONG | {"max_staleness": 1} | changes))
+    return replace(job, others={**job.others, Role.CRITIC: other, Role.REWARD: other})
+
+
+def shrunk(name: str, devices: int, memory_bytes: int | None = None) -> Cluster:
+    """A known cluster of a few devices, with less memory if given."""
+    cluster = load_cluster(f"{name}:8")
+    group = cluster.groups[0]
+    level = msgspec.structs.replace(group.levels[0], size=devices)
+    device = msgspec.structs.replace(group.device, memory_bytes=memory_bytes or group.device.memory_bytes)
+    group = msgspec.structs.replace(group, levels=(level,), device=device)
+    return msgspec.structs.replace(cluster, groups=(group,))
+
+
+CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
+    "cores": (build.job(max_staleness=1), build.cluster(devices=2), (*PLACES, "fusions.", "update_actor.", "generate.c")),
+    "cores with little memory": (
+        build.job(max_staleness=1),
+        build.cluster(devices=3, memory_bytes=422 << 20),
+        (*PLACES, "fusions.", "update_actor.m", "update_actor.dp", "update_actor.recompute", "generate.c"),
+    ),
+    "grpo, tight": (
+        grpo(LARGE),
+        shrunk("dgx-a100", 4, 78 * GIB),
+        (*PLACES, "fusions.", "generate.tp", "update_actor.tp", "update_actor.zero", "update_actor.off", "old_logprob.tp"),
+    ),
+    "grpo, streamed": (
+        grpo(SMALL, max_staleness=1),
+        shrunk("dgx-h100", 4),
+        (*PLACES, "fusions.", "reference_logprob.micro", "update_actor.tp", "generate.tp"),
+    ),
+    "grpo, disaggregated": (
+        grpo(LARGE, max_staleness=2),
+        shrunk("dgx-a100", 6, 180 * GIB),
+        ("devices.", "sync", "staleness", "generate.", "update_actor.rec", "update_actor.off", "update_actor.micro_b"),
+    ),
+    "ppo, colocated and tight": (
+        ppo(LARGE, SMALL),
+        shrunk("dgx-a100", 2, 160 * GIB),
+        ("sharing.", "fusions.m", "fusions.i", "values.", "update_critic.off", "update_critic.zero", "update_actor.off",
+         "update_actor.zero", "update_actor.rec"),
+    ),
+    "ppo, pools": (
+        ppo(SMALL, SMALL),
+        shrunk("dgx-h100", 4),
+        (*PLACES, "sharing.", "fusions.", "values.tp", "update_critic.tp", "generate.tp"),
+    ),
+    "experts": (
+        grpo(MOE, max_staleness=1),
+        shrunk("dgx-h100", 4, 3 * GIB),
+        (*PLACES, "generate.tp", "generate.ep", "update_actor.dp", "update_actor.ep", "update_actor.tp",
+         "update_actor.zero", "old_logprob.ep", "old_logprob.zero"),
+    ),
+}  # fmt: skip
+"""A job, a cluster, and the axes that are free."""
+
+
+def world(name: str) -> tuple[LegalSpace, Setup]:
+    job, cluster, free = CASES[name]
+    setting = setting_of(job, cluster)
+    space = default_space(setting, build.pinned(setting, *free))
+    return legal_space(space, setting), setup(job, cluster)
+
+
+def all_steps(legal: LegalSpace, s: Setup) -> np.ndarray:
+    """Steps of all plans that fit, shortest first, with their devices and staleness, float64[n, 3]."""
+    batch = enumerate_legal(legal.space, legal.setting).batch
+    priced = estimate_blocks(s.job, batch, s.cluster)
+    leaders = [np.where(batch[f"place.{role}"] == i, batch[f"devices.{role}"], 0) for i, role in enumerate(ROLES)]
+    rows = np.column_stack([priced.step_seconds, sum(leaders), batch["staleness"]])[fits(s, priced)]
+    return rows[np.argsort(rows[:, 0])]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [1, 7])
+def test_the_best_plans_are_those_of_all(name: str, count: int) -> None:
+    legal, s = world(name)
+    steps = all_steps(legal, s)
+    found = optimum(legal, s, count=count)
+    assert found.proved
+    assert len(found.seconds) == min(count, len(steps))
+    np.testing.assert_allclose(found.seconds, steps[:count, 0], rtol=1e-9)
