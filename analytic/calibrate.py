@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analytic.estimate import Estimate, estimate
 from analytic.kernelfit import fit_kernels
-from analytic.scales import kind_of
+from analytic.scales import assumed, kind_of
 from ir.batch import PLACED, PlanBatch
 from ir.cluster import SCALED, Cluster, Group, StageScale
 from ir.job import Job
@@ -107,9 +107,14 @@ def shrunk(ratios: Float) -> StageScale | None:
 
 
 def _with_scales(group: Group, ratios: dict[str, Float], identity: dict[str, NDArray[np.intp]]) -> Group:
-    scales = {kind: shrunk(_by_plan(ratios[kind], identity[kind])) for kind in SCALED}
-    found = {kind: scale for kind, scale in scales.items() if scale is not None}
-    return msgspec.structs.replace(group, device=msgspec.structs.replace(group.device, scales=found or None))
+    scales: dict[str, StageScale] = {}
+    for kind in SCALED:
+        scale = shrunk(_by_plan(ratios[kind], identity[kind]))
+        if scale is not None:
+            # Ratios are over what is assumed before any run, which a learnt scale replaces.
+            factor = scale.factor * assumed(group.device, kind)
+            scales[kind] = msgspec.structs.replace(scale, factor=factor)
+    return msgspec.structs.replace(group, device=msgspec.structs.replace(group.device, scales=scales or None))
 
 
 def _by_plan(ratios: Float, identity: NDArray[np.intp]) -> Float:

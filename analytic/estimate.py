@@ -169,6 +169,7 @@ def _joined(costs: Sequence[Cost], order: NDArray[np.intp]) -> Cost:
         seconds=np.concatenate([cost.seconds for cost in costs])[order],
         latency=np.concatenate([cost.latency for cost in costs])[order],
         reshard=np.concatenate([cost.reshard for cost in costs])[order],
+        kinds=terms("kinds"),
         resident=terms("resident"),
         transient=terms("transient"),
     )
@@ -239,6 +240,7 @@ def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
         seconds=spread(cost.seconds),
         latency=spread(cost.latency),
         reshard=spread(cost.reshard),
+        kinds={name: spread(values) for name, values in cost.kinds.items()},
         resident={name: spread(values) for name, values in cost.resident.items()},
         transient={name: spread(values) for name, values in cost.transient.items()},
     )

@@ -44,6 +44,8 @@ class _Run:
     """Of everything that is read."""
     latency: Float
     """Decode steps from the first sequence to the last, float64[n]."""
+    alone: Float
+    """Seconds that a step's sequences take when there are no others, float64[n]."""
 
     @property
     def busy(self) -> Float:
@@ -70,7 +72,8 @@ def generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> 
     pace = busy / np.maximum(run.phase.steps, 1.0)
     return Cost(
         seconds=busy,
-        latency=np.maximum(busy, run.latency * pace),
+        # Engines that the circuit of a step holds up have little more to do than that step's sequences.
+        latency=np.maximum(busy, np.minimum(run.latency * pace, run.alone)),
         reshard=np.zeros_like(busy),
         kinds=_kinds(run),
         transient={
@@ -106,7 +109,17 @@ def _run(s: Setup, e: Engine, x: Columns, capacity: Float) -> _Run:
         drain = step_seconds(e, phase.last, phase.last * reading)
         load = replace(load, idle=wait / full.total, idle_longest=longest_wait / drain.total)
     latency = np.where(flows, latency_steps(s.lengths, load, phase.slots), phase.steps)
-    return _Run(phase=phase, full=full, drain=drain, prefill=_prefill(s, e, x, load, phase), latency=latency)
+    prefill = _prefill(s, e, x, load, phase)
+    alone = _alone(s, e, load, reading) + prefill.total if flows.any() else np.full(len(stale), np.inf)
+    return _Run(phase=phase, full=full, drain=drain, prefill=prefill, latency=latency, alone=alone)
+
+
+def _alone(s: Setup, e: Engine, load: Load, reading: Float | float) -> Float:
+    """Seconds of decoding a step's sequences alone, drain included."""
+    phase = drained(s.lengths, load)
+    full = step_seconds(e, phase.batch, phase.batch * reading)
+    drain = step_seconds(e, phase.last, phase.last * reading)
+    return np.asarray(phase.full * full.total + phase.drain * drain.total)
 
 
 def _phase(s: Setup, load: Load, stale: Float, flows: NDArray[np.bool_]) -> Phase:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.costs import Cost
+from analytic.steps import steps
 from ir.cluster import Cluster, Device
 from ir.graph import Op
 
@@ -35,9 +36,18 @@ def kind_of(stage: str) -> str | None:
 
 
 def scale_of(device: Device, op: Op) -> float:
-    """Factor of a stage's seconds, 1 where nothing was learnt."""
-    found = (device.scales or {}).get(KIND_OF.get(op, ""))
-    return found.factor if found is not None else 1.0
+    """Factor of a stage's seconds: what was learnt of the device, else what frameworks take over their kernels on
+    accelerators, else 1."""
+    kind = KIND_OF.get(op, "")
+    found = (device.scales or {}).get(kind)
+    if found is not None:
+        return found.factor
+    return assumed(device, kind)
+
+
+def assumed(device: Device, kind: str) -> float:
+    """Factor of a kind of stage before any run was measured."""
+    return 1.0 if device.kind == "cpu" else steps().framework_factors.get(kind, 1.0)
 
 
 def scales_at(cluster: Cluster, op: Op, groups: NDArray[np.int32]) -> NDArray[np.float64]:

@@ -33,6 +33,8 @@ class Steps:
     """All constants of a step."""
 
     sync: SyncConstants
+    framework_factors: Mapping[str, float]
+    """Seconds of a kind of stage over the sum of its kernels, on accelerators of which no run was measured."""
     errors: Mapping[str, float]
     """Relative standard deviation by kind of cost."""
     framework: float
@@ -51,4 +53,4 @@ def steps() -> Steps:
     data: dict[str, Any] = tomllib.loads((Path(__file__).parent / "data" / "steps.toml").read_text(encoding="utf-8"))
     errors = dict(data["errors"])
     apart = {name: errors.pop(name) for name in ("framework", "models", "noise", "shared")}
-    return Steps(sync=SyncConstants(**data["sync"]), errors=errors, **apart)
+    return Steps(sync=SyncConstants(**data["sync"]), framework_factors=data["framework"], errors=errors, **apart)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analytic.estimate import Estimate, _stage_seconds
 from analytic.memory import TRAINED_BY
+from analytic.training import training
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch, concatenate
 from ir.graph import Op
@@ -40,8 +41,8 @@ FIRST_BLOCK, LARGEST_BLOCK = 1 << 9, 1 << 15
 MOST_PARTNERS = 6
 """Different partners in weight synchronisation up to which layouts of different degrees are compared."""
 
-WHOLE = 32
-"""Whole plans that are priced together."""
+WHOLE, WORK_WHOLE = 32, 100
+"""Whole plans that are priced together, and the partial plans that take as long as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,9 +54,7 @@ class Block:
     picks: Int
     """int64[n, sections], options of the sections that have a layout; -1 for the others."""
     parts: Float
-    """float64[n, sections, 3]: seconds, resident and transient bytes; of other sections the least they can be."""
-    latency: Float
-    """Of generation."""
+    """float64[n, sections, 5], see `search.fronts.Options.parts`; of other sections the least they can be."""
     sync: Float
     """Seconds of the weights' way to the engines; 0 until both ends have a layout."""
     bound: Float
@@ -117,6 +116,7 @@ class Branch:
             depth = int((block.picks[0] >= 0).sum())
             if depth == len(self.sections):
                 head, rest = block.take(slice(WHOLE)), block.take(slice(WHOLE, None))
+                self.work += WORK_WHOLE * len(head)
                 self.record.add(concatenate(list(self._plans(head))), head.bound)
                 self.size = LARGEST_BLOCK
             else:
@@ -154,57 +154,54 @@ class Branch:
     def _start(self) -> Block:
         """One partial plan a root, with nothing chosen, that no section's own layouts rule out."""
         self._verifying = self._verified()
-        block = self._judged(self._untouched(self.roots.least[:, self._column[Op.GENERATE], 0]))
+        block = self._judged(self._untouched())
         # Some twice, since what the others hold is known only then. A look does with few.
         for op in SENT if self.looks else (*self.sections, *SENT):
             if len(block) == 0:
-                break
+                return block
             # What fits beside the least that the pool's other sections hold is often slower than the fastest.
             self._keep(block)
-            latency = block.latency[np.argsort(block.root)]
-            least, found = self._least_that_fits(op)
-            self.roots.least[:, self._column[op]] = least
-            block = self._judged(self._untouched(found if op is Op.GENERATE else latency))
+            self.roots.least[:, self._column[op]] = self._least_that_fits(op)
+            block = self._judged(self._untouched())
         if len(block) == 0:
             return block
         self._keep(block)
-        block = self._untouched(block.latency[np.argsort(block.root)])
         self._meet()
-        return self._judged(replace(block, sync=np.array([ends.floor for ends in self._ends])))
+        return self._judged(replace(self._untouched(), sync=np.array([ends.floor for ends in self._ends])))
 
-    def _untouched(self, latency: Float) -> Block:
+    def _untouched(self) -> Block:
         n = len(self.roots.variant)
         return Block(
             root=np.arange(n),
             picks=np.full((n, len(self.sections)), -1, dtype=np.int64),
             parts=self.roots.least.copy(),
-            latency=latency,
             sync=np.zeros(n),
             bound=np.zeros(n),
         )
 
-    def _least_that_fits(self, op: Op) -> tuple[Float, Float]:
-        """What no layout of a section is below that fits with the others, float64[roots, 3] as `Roots.least` and its
-        latency float64[roots]; infinite where none fits."""
+    def _least_that_fits(self, op: Op) -> Float:
+        """What no layout of a section is below that fits with the others, float64[roots, 5]; infinite where none
+        fits."""
         pool, column = self.roots.family.pool_of[op], self._column[op]
         members = [i for other, i in self._column.items() if self.roots.family.pool_of[other] == pool and i != column]
-        least, n = self.roots.least, len(self.roots.variant)
-        room = room_of(self.tables.setup)[self.roots.family.case.pools[pool][1]]
-        slack = room - least[:, members, 1].sum(axis=1)
-        moving = least[:, members, 2].max(axis=1, initial=0.0)
-        spans = np.stack(self._spans(op, np.arange(n)))
+        slack = self._room[pool] - self.roots.least[:, members, 2].sum(axis=1)
+        moving = self.roots.least[:, members, 3].max(axis=1, initial=0.0)
+        first, last = self._spans(op, np.arange(len(slack)))
         piecemeal = self.roots.staleness == 0
-        rows, back = distinct(*spans, slack, moving, piecemeal)
-        found = np.full((len(rows), 4), np.inf)
-        cases = np.stack([*spans, slack, moving, piecemeal])[:, rows]
-        for i, (first, last, left, extra, fresh) in enumerate(cases.T.tolist()):
-            options = self._front(op, 0 if fresh else 1).options
-            if options is not None and last > first:
-                some = options.fourfold[int(first) : int(last)]
-                some = some[some[:, 1] + np.maximum(some[:, 2], extra) <= left]
+        rows, back = distinct(first, last, slack, moving, piecemeal)
+        found = np.full((len(rows), 5), np.inf)
+        for i, row in enumerate(rows.tolist()):
+            options = self._front(op, 0 if piecemeal[row] else 1).options
+            if options is not None and last[row] > first[row]:
+                some = options.parts[first[row] : last[row]]
+                some = some[some[:, 2] + np.maximum(some[:, 3], moving[row]) <= slack[row]]
                 found[i] = some.min(axis=0, initial=np.inf)
-        found = found[back]
-        return found[:, :3], found[:, 3]
+        return found[back]
+
+    @cached_property
+    def _room(self) -> Float:
+        """Bytes that a plan may take of a device of each pool."""
+        return room_of(self.tables.setup)[[group for _, group in self.roots.family.case.pools]]
 
     def _split(self, block: Block, op: Op) -> tuple[Block, Block]:
         """As many of the first as have together a block's worth of options, and the rest."""
@@ -253,11 +250,10 @@ class Branch:
             assert front.options is not None
             chosen = front.options.take(option[rows])
             again = self._laid_out_anew(children.take(rows), op, chosen)
-            parts[rows, self._column[op], 0] = chosen.seconds + again * chosen.reshard
-            parts[rows, self._column[op], 1] = chosen.resident
-            parts[rows, self._column[op], 2] = chosen.transient + again * chosen.resharded
-            if op is Op.GENERATE:
-                children.latency[rows] = chosen.latency
+            mine = chosen.parts
+            mine[:, 0] += again * chosen.reshard
+            mine[:, 3] += again * chosen.resharded
+            parts[rows, self._column[op]] = mine
         children.picks[:, self.sections.index(op)] = option
         self.work += len(children)
         children = self._judged(children)
@@ -304,15 +300,24 @@ class Branch:
         if len(block) == 0:
             return block
         block = self._news(replace(block, bound=self._bounds(block)))
-        held = block.parts[:, :, 1].sum(axis=1)
+        held = block.parts[:, :, 2].sum(axis=1)
         return block.take(np.lexsort((held, self.roots.staleness[block.root], block.bound)))
 
     def _fits(self, block: Block) -> NDArray[np.bool_]:
-        room, fits = room_of(self.tables.setup), np.ones(len(block), dtype=bool)
+        """Whether what stays, and the most of what comes and goes, has room on every pool."""
+        fits = np.ones(len(block), dtype=bool)
+        rollout = self.roots.family.pool_of[Op.GENERATE]
         for pool, (_, group) in enumerate(self.roots.family.case.pools):
             members = [self._column[op] for op in self.sections if self.roots.family.pool_of[op] == pool]
-            parts = block.parts[:, members]
-            fits &= parts[:, :, 1].sum(axis=1) + parts[:, :, 2].max(axis=1) <= room[group]
+            moving = block.parts[:, members, 3]
+            if pool == rollout and not self.tables.setup.machines[group].is_host:
+                # The engine sleeps while others work, and both copies of the weights are there while they travel.
+                awake = np.array([self._column[Op.GENERATE] == i for i in members])
+                moving = moving + np.where(awake, 0.0, training().asleep_bytes)
+                if self.roots.family.pool_of[Op.UPDATE_ACTOR] == pool:
+                    sync = block.parts[:, members, 4].sum(axis=1) + 2.0 * training().sync_bucket_bytes
+                    moving = np.column_stack([moving, sync])
+            fits &= block.parts[:, members, 2].sum(axis=1) + moving.max(axis=1) <= self._room[pool]
         return fits
 
     def _bounds(self, block: Block) -> Float:
@@ -329,7 +334,7 @@ class Branch:
             self.example,
             batch=PlanBatch(len(block), {"staleness": variants[:, 0], "in_flight": variants[:, 1]}),
             stage_seconds=seconds,
-            latency_ratio=block.latency / per_op[Op.GENERATE],
+            latency_ratio=block.parts[:, self._column[Op.GENERATE], 1] / per_op[Op.GENERATE],
             structure=np.zeros(len(block), dtype=np.intp),
         )
         return composed.step_seconds

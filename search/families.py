@@ -73,7 +73,7 @@ class Roots:
     sizes: Int
     """int64[n, pools]."""
     least: Float
-    """float64[n, sections, 3]: seconds, resident and transient bytes that no layout is below."""
+    """float64[n, sections, 5], what no layout is below: see `search.fronts.Options.parts`."""
     busy: Float
     """Seconds of the pool that has most to do, at least."""
 
@@ -205,12 +205,12 @@ class Tables:
         """Sizes with every variant of their staleness."""
         variant = np.concatenate([np.repeat(variants, len(sizes)) for sizes, _, variants in found])
         sizes = np.concatenate([np.tile(sizes, (len(variants), 1)) for sizes, _, variants in found])
-        least = np.zeros((len(variant), len(family.case.sections), 3))
+        least = np.zeros((len(variant), len(family.case.sections), 5))
         for i, op in enumerate(family.case.sections):
             pool = family.pool_of[op]
             twice = 1.0 + (family.merges and op is Op.REFERENCE_LOGPROB)
             at = (family.case.pools[pool][1], family.variants[variant, 0], sizes[:, pool])
-            least[:, i, 0] = self._seconds(family, op)[at] / twice
+            least[:, i, :2] = self._seconds(family, op)[at][:, None] / twice
         busy = np.concatenate([np.tile(longest, len(variants)) for _, longest, variants in found])
         return Roots(family=family, variant=variant, sizes=sizes, least=least, busy=busy)
 

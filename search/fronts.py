@@ -43,6 +43,9 @@ DEGREES = ("tp", "pp", "ep")
 SENT = (Op.UPDATE_ACTOR, Op.GENERATE)
 """Sections between which weights travel."""
 
+WHILE_SENT = {Op.UPDATE_ACTOR: "weights", Op.GENERATE: "rollout weights"}
+"""What of them comes and goes, and must be there meanwhile."""
+
 MOST_DEVICES = 1 << 17
 """More than any degree."""
 
@@ -68,6 +71,8 @@ class Options:
     """Bytes that come and go, resharded weights not counted."""
     resharded: Float
     """Bytes of those."""
+    sent: Float
+    """Bytes held while weights travel to engines on the same pool."""
     degrees: Int
     """A number for what an update and the passes over its weights must have alike."""
     kind: Int
@@ -79,14 +84,14 @@ class Options:
 
     @property
     def points(self) -> Float:
-        """What layouts are compared in, less being better, float64[n, 6]."""
-        memory = (self.resident, self.transient, self.resharded)
+        """What layouts are compared in, less being better, float64[n, 7]."""
+        memory = (self.resident, self.transient, self.resharded, self.sent)
         return np.stack([self.seconds, self.latency, self.reshard, *memory], axis=1)
 
     @cached_property
-    def fourfold(self) -> Float:
-        """Seconds, resident and transient bytes, and latency, float64[n, 4]."""
-        return np.stack([self.seconds, self.resident, self.transient, self.latency], axis=1)
+    def parts(self) -> Float:
+        """Seconds, latency, resident and transient bytes, and those held in a sync, float64[n, 5]."""
+        return np.stack([self.seconds, self.latency, self.resident, self.transient, self.sent], axis=1)
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Options:
         """The given ones."""
@@ -221,6 +226,7 @@ class SectionFronts:
             resident=sum((v for name, v in cost.resident.items() if name not in gone), zero),
             transient=sum((v for name, v in cost.transient.items() if name not in gone), zero),
             resharded=cost.transient.get(RESHARDED, zero),
+            sent=cost.transient.get(WHILE_SENT[self.op], zero) if self.op in SENT else zero,
             degrees=_degrees(x),
             kind=self._kinds(x),
             row=rows,

@@ -341,8 +341,9 @@ def _replicas(limit: int, sequences: int) -> int:
 
 
 def _held(shape: ModelShape, tp: int, pp: int, ep: int) -> float:
-    """Parameters that a device holds if replicas divide nothing."""
-    return (shape.parameters - shape.expert_parameters) / (tp * pp) + shape.expert_parameters / (pp * ep)
+    """Parameters that a device of the fullest pipeline rank holds if replicas divide nothing."""
+    share = -(-shape.layers // pp) / shape.layers
+    return ((shape.parameters - shape.expert_parameters) / tp + shape.expert_parameters / ep) * share
 
 
 def _degrees(site: _Site, shape: ModelShape, *, pipeline: bool, tensors_first: bool) -> list[tuple[int, int]]:

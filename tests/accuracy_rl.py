@@ -6,7 +6,6 @@ the file; `weight_sync` leaves those pages out, `weight_sync_factor` gives both 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -110,23 +109,6 @@ def rl_phases(folder: Path) -> Evaluation | None:
             groups.append(phase)
     work = constant_rate(np.array(tokens), np.array(measured), groups)
     return Evaluation(predicted=np.array(predicted), measured=np.array(measured), groups=groups, baseline=work)
-
-
-def rl_steps_from_phases(folder: Path) -> Evaluation | None:
-    """As `rl_steps`, once generation, log-probs and updates are scaled by the median of what `rl_phases` finds: other
-    runs of one of the frameworks, on another page. Composition and transfers are as predicted."""
-    whole, phases = rl_steps(folder), rl_phases(folder) or rl_phases(Path(__file__).parent / "data")
-    if phases is None or whole is None:
-        return None
-    ratios, names = phases.measured / phases.predicted, np.asarray(phases.groups)
-    scales = {stage: float(np.median(ratios[names == phase])) for phase, stages in PHASES.items() for stage in stages}
-    steps = [_scaled_step(priced(case), scales) for case in found_cases(folder)[0]]
-    return dataclasses.replace(whole, predicted=np.array(steps))
-
-
-def _scaled_step(found: Estimate, scales: Mapping[str, float]) -> float:
-    by_stage = np.array([scales.get(stage, 1.0) for stage in found.stages])
-    return float(found.compose(found.stage_seconds * by_stage, np.arange(1))[0])
 
 
 def rl_bars(folder: Path) -> Figures | None:
@@ -252,7 +234,6 @@ SETS: dict[str, Callable[[Path], Evaluation | Figures | None]] = {
     "rl_steps_dense": rl_steps_dense,
     "rl_steps_experts": rl_steps_experts,
     "rl_phases": rl_phases,
-    "rl_steps_from_phases": rl_steps_from_phases,
     "rl_bars": rl_bars,
     "sync_async_sign": sync_async_sign,
     "staleness": staleness,

@@ -82,7 +82,7 @@ def test_every_table_names_its_sources_and_every_source_is_used(file: str) -> No
 def test_figures_of_h100() -> None:
     device = known_device("h100", where="test")
     assert device.peak_flops == {"bf16": 989e12, "fp8": 1979e12}
-    assert device.memory_bytes == 80_000_000_000 and device.peak_bandwidth == 3.35e12
+    assert device.memory_bytes == 84_940_000_000 and device.peak_bandwidth == 3.35e12
     assert device.gemm is not None
     assert device.gemm.flops == pytest.approx(0.806 * 989e12) and device.gemm.bandwidth == pytest.approx(2.881e12)
     assert device.gemm.launch_s == pytest.approx(3.5e-6) and device.gemm.p == 2.8
