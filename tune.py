@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     job(run).add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
     predict = kept_to(cluster(job(command(predict_, "rank the space by the model alone, without real runs"))))
     predict.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (10)")
+    predict.add_argument("--json", action="store_true", help="print predictions in full, for machines")
     predict.add_argument("--out", type=Path, metavar="FILE", help="write the best as plan.toml")
     kept_to(cluster(job(command(space_, "print the axes of a job's plans, and how many plans are legal"))))
     describe = cluster(job(command(describe_, "draw a plan's step: a tree, and an SVG file")))
@@ -152,16 +153,22 @@ def run_(options: argparse.Namespace) -> int:
 def predict_(options: argparse.Namespace) -> int:
     """Rank by the model."""
     from ir.documents import write_document
-    from search.report import memory_text, ranking_text, space_text, speedup_text
+    from search.prediction import prediction_text, predictions
+    from search.report import ranking_text, space_text, speedup_text
     from search.survey import survey
 
     job, cluster, backend, fix = _planning(options)
     found = survey(job, cluster, backend=backend, fix=fix)
-    print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
-    for row in found.ranking(1):
-        print(f"#1: {memory_text(found, row)}")
-        if options.out:
-            write_document(options.out, found.legal.batch.plan(row))
+    plans = [found.legal.batch.plan(row) for row in found.ranking(options.top)]
+    if options.json:
+        import json
+
+        print(json.dumps([told.as_data() for told in predictions(job, plans, cluster)], indent=1))
+    else:
+        print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
+        print("\n".join(["", *(f"#1: {prediction_text(told)}" for told in predictions(job, plans[:1], cluster))]))
+    if options.out and plans:
+        write_document(options.out, plans[0])
     return 0
 
 

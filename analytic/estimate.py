@@ -195,7 +195,7 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
         here = structure == index
         for stage in rpeg.stages:
             if stage.key in keys:
-                seconds[here, keys.index(stage.key)] = _stage_seconds(stage, per_op)[here]
+                seconds[here, keys.index(stage.key)] = stage_seconds_of(stage, per_op)[here]
     generation = costs[Op.GENERATE]
     return Estimate(
         job=s.job,
@@ -210,7 +210,7 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     )
 
 
-def _stage_seconds(stage: Stage, per_op: dict[Op, Float]) -> Float:
+def stage_seconds_of(stage: Stage, per_op: dict[Op, Float]) -> Float:
     """A merged visit runs both models with the layout of the reference; interleaved updates hide the smaller's waits,
     which are not modelled, so their times add up."""
     working = [op for op in stage.ops if op not in stage.riders]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,10 @@ from space.enumerate import Case, LegalSpace
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
+
+
+APART = (Op.GENERATE, *STREAMED)
+"""Sections whose price depends on more of the structure than staleness."""
 
 
 class Record(Protocol):
@@ -119,17 +123,19 @@ class Tables:
     legal: LegalSpace
     setup: Setup
     count: int
+    deadline: float = np.inf
+    """Processor seconds of this process at which a search gives up."""
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
     _least: dict[tuple[Op, bool, bool], tuple[int, Float]] = field(default_factory=dict)
 
-    def front(self, op: Op, *, streamed: bool, adapter: bool) -> SectionFronts:
-        """A section's, where its batch comes in small pieces or its weights are another section's."""
-        key = (op, streamed and op in STREAMED, adapter and op is Op.REFERENCE_LOGPROB)
+    def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
+        """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
+        key = (op, apart and op in APART, adapter and op is Op.REFERENCE_LOGPROB)
         if key not in self._fronts:
             self._fronts[key] = SectionFronts(
-                legal=self.legal, setup=self.setup, op=op, streamed=key[1], adapter=key[2], count=self.count
+                legal=self.legal, setup=self.setup, op=op, apart=key[1], adapter=key[2], count=self.count
             )
         return self._fronts[key]
 
@@ -161,11 +167,11 @@ class Tables:
 
     # Bounds
 
-    def least(self, op: Op, *, streamed: bool, adapter: bool) -> Float:
+    def least(self, op: Op, *, apart: bool, adapter: bool) -> Float:
         """Seconds below which no layout is by group, staleness and number of devices, float64[groups, staleness + 1,
         N + 1]; infinite where there is none."""
-        front = self.front(op, streamed=streamed, adapter=adapter)
-        key = (op, front.streamed, front.adapter)
+        front = self.front(op, apart=apart, adapter=adapter)
+        key = (op, front.apart, front.adapter)
         if key not in self._least or self._least[key][0] != front.asked:
             setting = self.legal.setting
             most, groups = max(group.count for group in setting.groups), len(setting.groups)
@@ -179,17 +185,19 @@ class Tables:
     def _seconds(self, family: Family, op: Op) -> Float:
         """The same for a section of a family, twice that where its pass is made for two models."""
         adapter = bool(family.flags["sharing.reference_adapter"])
-        table = self.least(op, streamed=False, adapter=adapter)
-        if family.flags["fusions.stream"] and op in STREAMED:
+        table = self.least(op, apart=False, adapter=adapter)
+        if op is Op.GENERATE:
+            table = np.minimum(table, self.least(op, apart=True, adapter=adapter))
+        elif family.flags["fusions.stream"] and op in STREAMED:
             # Only a pool that waits for generation takes its batch in small pieces.
             table = table.copy()
-            table[:, 0] = self.least(op, streamed=True, adapter=adapter)[:, 0]
+            table[:, 0] = self.least(op, apart=True, adapter=adapter)[:, 0]
         return table * (1.0 + (family.merges and op is Op.REFERENCE_LOGPROB))
 
     def roots(self, family: Family, record: Record) -> Roots:
         """Choices of sizes and variants whose pools are each busy for less than is known."""
         pools = len(family.case.pools)
-        busy = [np.float64(0.0)] * pools
+        busy: list[Any] = [np.float64(0.0)] * pools
         for op, pool in family.pool_of.items():
             busy[pool] = busy[pool] + self._seconds(family, op)[family.case.pools[pool][1]]
         found = []

@@ -9,9 +9,8 @@ laid out anew, weights that travel to engines) depends on those.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from analytic.memory import TRAINED_BY
 from analytic.setup import Setup
 from ir.batch import CODES
 from ir.graph import Op
+from search.options import Options, distinct, nothing, ranges
 from search.skyline import beaten_by_few
 from space.enumerate import LegalSpace
 from space.tables import KEYS, Key, SectionTable
@@ -56,53 +56,6 @@ ROUNDING = 1e-9
 """Relative; floats that are sums of the same terms in another order differ by less."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Layouts of a section, arrays of one length; consecutive for a pool, fastest first."""
-
-    seconds: Float
-    """Weights laid out anew where they lie not counted."""
-    latency: Float
-    reshard: Float
-    """Seconds that this takes, unless the layout is that of the update."""
-    resident: Float
-    """Bytes that stay."""
-    transient: Float
-    """Bytes that come and go, resharded weights not counted."""
-    resharded: Float
-    """Bytes of those."""
-    sent: Float
-    """Bytes held while weights travel to engines on the same pool."""
-    degrees: Int
-    """A number for what an update and the passes over its weights must have alike."""
-    kind: Int
-    """A number for all fields that something outside the section may depend on."""
-    row: Int
-    """Of the section's table."""
-    free: Int
-    """Number of the combination of the fields that no rule reads."""
-
-    @property
-    def points(self) -> Float:
-        """What layouts are compared in, less being better, float64[n, 7]."""
-        memory = (self.resident, self.transient, self.resharded, self.sent)
-        return np.stack([self.seconds, self.latency, self.reshard, *memory], axis=1)
-
-    @cached_property
-    def parts(self) -> Float:
-        """Seconds, latency, resident and transient bytes, and those held in a sync, float64[n, 5]."""
-        return np.stack([self.seconds, self.latency, self.resident, self.transient, self.sent], axis=1)
-
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Options:
-        """The given ones."""
-        return Options(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
-
-    @staticmethod
-    def concatenate(parts: list[Options]) -> Options:
-        """One after the other."""
-        return Options(**{one.name: np.concatenate([getattr(p, one.name) for p in parts]) for one in fields(Options)})
-
-
 @dataclass(kw_only=True)
 class SectionFronts:
     """The layouts of one section that are worth trying, pool by pool as they are asked for."""
@@ -110,8 +63,9 @@ class SectionFronts:
     legal: LegalSpace
     setup: Setup
     op: Op
-    streamed: bool
-    """Whether its batch comes in small pieces."""
+    apart: bool
+    """Of a pass, whether its batch comes in small pieces; of generation, whether engines finish all sequences before
+    they take new weights, as if nothing were stale."""
     adapter: bool
     """Whether its weights are another section's."""
     count: int
@@ -124,6 +78,8 @@ class SectionFronts:
     options: Options | None = None
     span: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """First and one past the last option of the pools that were asked for."""
+    _steps: dict[tuple[int, int], tuple[Float, Float]] = field(default_factory=dict)
+    """Of options from one to another: sizes, and the fastest among those up to each."""
     limit_of: dict[Key, float] = field(default_factory=dict)
     """Below which seconds their options are complete."""
 
@@ -185,6 +141,8 @@ class SectionFronts:
 
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
         """Options among rows of the table, and the pool of each, in the order of the pools."""
+        if len(rows) == 0:
+            return nothing(), pool
         levels = np.arange(self.table.num_free)
         lines, free = np.repeat(np.arange(len(rows)), len(levels)), np.tile(levels, len(rows))
         rows, pool = rows[lines], pool[lines]
@@ -210,7 +168,9 @@ class SectionFronts:
     def _price(self, x: Columns) -> Cost:
         count = len(x["devices"])
         self.priced += count
-        return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.streamed else None)
+        if self.apart and self.op is Op.GENERATE:
+            return section_cost(self.setup, self.op, {**x, "staleness": np.zeros(count, dtype=np.int32)})
+        return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.apart else None)
 
     def _priced(self, rows: Int, free: Int) -> Options:
         x = self._columns(rows, free)
@@ -240,6 +200,27 @@ class SectionFronts:
         trained = self.op in TRAINED_BY or self.op in TRAINED_BY.values()
         return _degrees(x) if trained else np.zeros(len(x["devices"]), dtype=np.int64)
 
+    def take(self, options: Int) -> Options:
+        """Options by number."""
+        return nothing() if self.options is None else self.options.take(options)
+
+    def least_within(self, first: Int, last: Int, room: Float) -> Float:
+        """Seconds of the fastest of the options from `first` to `last` that fit in so many bytes, float64[n]; infinite
+        if none does."""
+        found = np.full(len(first), np.inf)
+        spans, back = distinct(first, last)
+        for i, row in enumerate(spans.tolist()):
+            span = (int(first[row]), int(last[row]))
+            if span not in self._steps:
+                some = self.take(np.arange(*span))
+                size = some.resident + some.transient
+                order = np.argsort(size)
+                fastest = np.minimum.accumulate(some.seconds[order])
+                self._steps[span] = (size[order], np.concatenate([[np.inf], fastest]))
+            sizes, fastest = self._steps[span]
+            found[back == i] = fastest[np.searchsorted(sizes, room[back == i], side="right")]
+        return found
+
     def columns_of(self, options: Int) -> Columns:
         """Columns of options, without the section's prefix."""
         assert self.options is not None
@@ -267,18 +248,6 @@ def _degrees(x: Columns) -> Int:
     return code
 
 
-def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First row of every different combination of columns, and each row's combination."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, level = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            # Renumbered, so that codes stay small however many columns there are.
-            code = np.unique(code * len(values) + level.reshape(-1), return_inverse=True)[1].reshape(-1)
-    _, first, back = np.unique(code, return_index=True, return_inverse=True)
-    return first, back.reshape(-1)
-
-
 def _fastest(table: SectionTable) -> Int:
     """Combinations of the free fields among which are the fastest."""
     code = np.zeros(1, dtype=np.int64)
@@ -291,12 +260,6 @@ def _fastest(table: SectionTable) -> Int:
             some = np.unique(some[[0, -1]])
         code = (code[:, None] * len(values) + some[None, :]).reshape(-1)
     return code
-
-
-def ranges(first: Int, count: Int) -> Int:
-    """Consecutive numbers from each of `first`, one after the other."""
-    before = np.cumsum(count) - count
-    return np.arange(int(count.sum()), dtype=np.int64) + np.repeat(first - before, count)
 
 
 def room_of(s: Setup) -> Float:

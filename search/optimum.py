@@ -9,6 +9,7 @@ so a mistake of a bound can cost the proof, but never shows a wrong number.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,46 +75,64 @@ def fits(s: Setup, found: Estimate) -> NDArray[np.bool_]:
 
 
 @dataclass(kw_only=True)
-class _Few:
-    """The `count` fastest plans so far."""
+class Priced:
+    """Whole plans that were priced, each once."""
 
     setup: Setup
-    count: int
     ceiling: float
     """Below how many seconds plans are looked for."""
     found: list[Estimate] = field(default_factory=list)
-    steps: Float = field(default_factory=lambda: np.zeros(0))
     known: set[bytes] = field(default_factory=set)
-    """Plans that were priced."""
     is_sound: bool = True
     """Whether no step was shorter than its bound."""
 
     @property
     def most(self) -> float:
-        """Seconds below which a plan is news."""
-        return min(float(self.steps[self.count - 1]), self.ceiling) if len(self.steps) >= self.count else self.ceiling
-
-    def limit(self, devices: Int, staleness: Int) -> Float:
-        """See `search.branch.Record`."""
-        return np.full(len(devices), self.most)
+        """See `search.families.Record`."""
+        return self.ceiling
 
     def add(self, batch: PlanBatch, bounds: Float) -> None:
-        """See `search.branch.Record`."""
+        """See `search.families.Record`."""
         keys = [row.tobytes() for row in np.stack([batch[name] for name in COLUMNS], axis=1)]
         fresh = np.array([key not in self.known for key in keys])
         self.known.update(keys)
-        if not fresh.any():
-            return
-        batch, bounds = batch.take(fresh), bounds[fresh]
-        priced = estimate(self.setup.job, batch, self.setup.cluster)
-        seconds = priced.step_seconds
-        self.is_sound = self.is_sound and bool((seconds >= bounds * (1.0 - ROUNDING)).all())
-        self.found.append(priced)
-        good = seconds[fits(self.setup, priced)]
-        self.steps = np.sort(np.concatenate([self.steps, good]))[: self.count]
+        if fresh.any():
+            priced = estimate(self.setup.job, batch.take(fresh), self.setup.cluster)
+            seconds = priced.step_seconds
+            self.is_sound = self.is_sound and bool((seconds >= bounds[fresh] * (1.0 - ROUNDING)).all())
+            self.found.append(priced)
+            good = fits(self.setup, priced)
+            self.learn(priced.batch.take(good), seconds[good])
+
+    def learn(self, batch: PlanBatch, seconds: Float) -> None:
+        """Take in plans that fit and their steps."""
+        raise NotImplementedError
 
 
-def optimum(legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOST_WORK) -> Optimum:
+@dataclass(kw_only=True)
+class _Few(Priced):
+    """The `count` fastest plans so far."""
+
+    count: int
+    steps: Float = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def most(self) -> float:
+        """Seconds below which a plan is news."""
+        return min(float(self.steps[-1]), self.ceiling) if len(self.steps) == self.count else self.ceiling
+
+    def limit(self, devices: Int, staleness: Int) -> Float:
+        """See `search.families.Record`."""
+        return np.full(len(devices), self.most)
+
+    def learn(self, batch: PlanBatch, seconds: Float) -> None:
+        """See `Priced.learn`."""
+        self.steps = np.sort(np.concatenate([self.steps, seconds]))[: self.count]
+
+
+def optimum(
+    legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOST_WORK, most_s: float = np.inf
+) -> Optimum:
     """The `count` best plans that fit in memory.
 
     Args:
@@ -121,11 +140,12 @@ def optimum(legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOS
         s: Its job and cluster.
         count: How many; more than one take longer, since plans that others beat in everything count too.
         most_work: Partial plans that may be looked at; beyond, the best found is returned unproved.
+        most_s: Processor seconds after which the same happens, once a plan is found.
 
     Raises:
         InputError: no plan fits.
     """
-    tables = Tables(legal=legal, setup=s, count=count)
+    tables = Tables(legal=legal, setup=s, count=count, deadline=process_time() + most_s)
     guess, work = _guess(legal, s, tables), 0
     for ceiling in (*(guess * RAISE ** (2**i - 1) for i in range(RAISES)), np.inf):
         record = _Few(setup=s, count=count, ceiling=ceiling)
@@ -134,7 +154,9 @@ def optimum(legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOS
         if len(record.steps) >= count or not complete:
             break
     if not len(record.steps):
-        raise InputError("job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large")
+        raise InputError(
+            "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"
+        )
     priced = concatenate(record.found)
     sound = record.is_sound and all(front.is_sound for front in tables.fronts)
     return Optimum(
@@ -152,6 +174,8 @@ def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]
     # Few pools have few sizes; what they achieve leaves few sizes of many.
     for pools in range(2, 1 + max(2, *(len(family.case.pools) for family in tables.families))):
         now = [f for f in tables.families if len(f.case.pools) == pools or len(f.case.pools) < pools == 2]
+        if process_time() > tables.deadline:
+            return False, work
         found = [tables.roots(family, record) for family in now]
         ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
         # First a look at a few plans of several graphs, for a limit that is near the best.
@@ -161,6 +185,8 @@ def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]
                 # What was learnt of sections meanwhile rules out more sizes.
                 roots = tables.roots(roots.family, record)
             roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
+            if process_time() > tables.deadline:
+                return False, work
             if len(roots.variant) == 0:
                 continue
             example = _example(tables, roots, example)
@@ -191,7 +217,7 @@ def _guess(legal: LegalSpace, s: Setup, tables: Tables) -> float:
         if len(steps):
             return float(steps.min()) * (1.0 + 2.0 * ROUNDING)
     least = [
-        min((found for found in tables.front(op, streamed=False, adapter=False).least_of.values()), default=0.0)
+        min((found for found in tables.front(op, apart=False, adapter=False).least_of.values()), default=0.0)
         for op in legal.setting.sections
     ]
     return 2.0 * float(max(least))
@@ -227,6 +253,7 @@ def taken(found: Estimate, rows: NDArray[np.intp]) -> Estimate:
             pools={role: size[rows] for role, size in memory.pools.items()},
             fill=memory.fill[rows],
             terms={name: size[rows] for name, size in memory.terms.items()},
+            expected={role: size[rows] for role, size in memory.expected.items()},
         ),
         structure=found.structure[rows],
     )

@@ -20,6 +20,7 @@ from ir.cluster import Cluster
 from ir.documents import plain
 from ir.job import Job
 from ir.plan import SECTIONS, Plan
+from search.report import size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,11 @@ def prediction_text(p: Prediction) -> str:
         parts = p.kinds_s.get(stage, {})
         told = ", ".join(f"{kind} {value / sum(parts.values()):.0%}" for kind, value in parts.items())
         lines.append(f"  {stage:30} {_seconds(seconds):>9}{f'   {told}' if told else ''}")
+    terms = sorted(p.memory_terms.items(), key=lambda term: -term[1])
+    told = ", ".join(f"{name} {size_text(size)}" for name, size in terms if size >= 2**20)
+    lines.append(
+        f"  memory: {size_text(p.memory_bytes)} ({p.memory_share:.0%}) on the fullest device; all pools: {told}"
+    )
     lines.append(f"  staleness: {p.mean_staleness:.2f} updates on average, at most {p.largest_staleness:.0f}")
     if p.price is not None and p.price_per_million_samples is not None:
         lines.append(f"  price: {p.price:.2f} $ a step, {p.price_per_million_samples:,.0f} $ a million samples")

@@ -52,7 +52,7 @@ def space_text(survey: Survey) -> str:
     which = "all priced" if survey.is_whole else f"{priced:,} of them shortlisted and priced"
     lines = [
         f"{_large(survey.space.num_combinations)} combinations of {len(survey.space.axes)} axes, "
-        f"{_large(survey.num_legal)} legal plans, {which}, {fit:,} fit in {_size(survey.capacity_bytes)} a device",
+        f"{_large(survey.num_legal)} legal plans, {which}, {fit:,} fit in {size_text(survey.capacity_bytes)} a device",
         "presets:",
     ]
     estimate = survey.preset_estimate
@@ -68,7 +68,8 @@ def _large(number: int) -> str:
     return f"{number:,}" if number < 10**12 else f"{number:.3e}"
 
 
-def _size(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
+    """Bytes as a person reads them."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
@@ -106,15 +107,6 @@ def speedup_text(survey: Survey) -> str:
         if fits
     ]
     return "#1 is predicted " + ", ".join(ratios) if ratios else ""
-
-
-def memory_text(survey: Survey, row: int) -> str:
-    """What a plan's memory is made of."""
-    memory = survey.estimate.memory
-    terms = ", ".join(
-        f"{name} {_size(float(values[row]))}" for name, values in memory.terms.items() if values[row] >= 2**20
-    )
-    return f"{_size(float(memory.peak[row]))} on the fullest device (all pools: {terms})"
 
 
 def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) -> str:

@@ -17,6 +17,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
+EXACT_WORK = 20_000_000
+"""Partial plans after which the search for the optimum gives up its proof."""
+
 PAIRED_STEPS = 6
 """Measured steps of a run in a comparison of two plans."""
 
@@ -97,6 +100,55 @@ def space_figures() -> None:
 
     columns = len(factors[-1].plans(numbers[-1]).columns)
     emit("space.enumerate_plans_per_s", median_rate(enumerate_some, 5), "plans/s", columns=columns)
+
+
+def exact_figures() -> None:
+    """The optimum of PPO with four models on GH200, on one core, and whether it was proved before the limit on work; on
+    few devices, of a smaller actor."""
+    import msgspec
+
+    from analytic.fit import setup
+    from ir.job import load_job, resolve
+    from ir.rules import setting_of
+    from ir.systems import load_cluster
+    from search.optimum import optimum
+    from space.build import default_space
+    from space.enumerate import legal_space
+
+    large = load_job(EXAMPLES / "ppo-70b" / "job.toml")
+    critic = large.document.models.critic
+    models = msgspec.structs.replace(large.document.models, actor=critic)
+    small = resolve(msgspec.structs.replace(large.document, models=models), EXAMPLES / "ppo-70b", where="bench")
+    for devices, job in ((8, small), (64, large), (256, large)):
+        cluster = load_cluster(f"alps-gh200:{devices}")
+        begun = time.process_time()
+        setting = setting_of(job, cluster)
+        found = optimum(legal_space(default_space(setting), setting), setup(job, cluster), most_work=EXACT_WORK)
+        emit(
+            f"search.exact_{devices}_s",
+            time.process_time() - begun,
+            "s",
+            proved=found.proved,
+            step_s=round(float(found.seconds[0]), 4),
+            layouts=found.num_layouts,
+            partial=found.num_partial,
+        )
+
+
+def over_presets() -> None:
+    """Predicted steps of the presets of verl and ReaL over the best plan's, PPO with a 70B actor on 256 GH200."""
+    from ir.job import load_job
+    from ir.systems import load_cluster
+    from search.survey import survey
+
+    found = survey(load_job(EXAMPLES / "ppo-70b" / "job.toml"), load_cluster("alps-gh200:256"))
+    best = float(found.step_seconds[found.ranking(1)[0]])
+    steps = dict(zip(found.presets, found.preset_estimate.step_seconds.tolist(), strict=True))
+    for framework in ("verl", "real"):
+        of = {name: step for name, step in steps.items() if name.startswith(framework)}
+        if of:
+            name = min(of, key=lambda name: of[name])
+            emit(f"predict.gh200_over_{framework}", of[name] / best, "ratio", preset=name)
 
 
 def ir_figures() -> None:
@@ -205,6 +257,8 @@ def run_directory() -> Iterator[tuple[Path, float | None]]:
 def main() -> None:
     """All figures."""
     space_figures()
+    exact_figures()
+    over_presets()
     ir_figures()
     model_speed()
     with run_directory() as (run, total_s):

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PARTS = ("accuracy_kernels", "accuracy_training", "accuracy_serving", "accuracy_rl")
+PARTS = ("accuracy_kernels", "accuracy_training", "accuracy_serving", "accuracy_rl", "accuracy_calibration")
 
 
 def main() -> None:

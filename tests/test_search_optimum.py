@@ -14,17 +14,15 @@ from hypothesis import strategies as st
 from analytic.estimate import estimate_blocks
 from analytic.fit import setup
 from analytic.setup import Setup
-from ir.batch import ROLES
 from ir.cluster import Cluster
 from ir.errors import InputError
 from ir.job import Job, Role
 from ir.known_models import KNOWN, known_config
 from ir.model import ModelShape, Moe, shape_from_config
 from ir.rules import setting_of
-from ir.setting import Setting
 from ir.systems import load_cluster
-
 from search.optimum import fits, optimum
+from search.pareto import devices_of, front
 from search.skyline import beaten_by_few
 from space.build import default_space
 from space.enumerate import LegalSpace, enumerate_legal, legal_space
@@ -91,9 +89,9 @@ CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
          "update_actor.zero", "update_actor.rec"),
     ),
     "ppo, pools": (
-        ppo(SMALL, SMALL),
+        ppo(SMALL, SMALL, max_staleness=0),
         shrunk("dgx-h100", 4),
-        (*PLACES, "sharing.", "fusions.", "values.tp", "update_critic.tp", "generate.tp"),
+        (*PLACES, "sharing.", "fusions.", "update_critic.tp"),
     ),
     "experts": (
         grpo(MOE, max_staleness=1),
@@ -116,8 +114,7 @@ def all_steps(legal: LegalSpace, s: Setup) -> np.ndarray:
     """Steps of all plans that fit, shortest first, with their devices and staleness, float64[n, 3]."""
     batch = enumerate_legal(legal.space, legal.setting).batch
     priced = estimate_blocks(s.job, batch, s.cluster)
-    leaders = [np.where(batch[f"place.{role}"] == i, batch[f"devices.{role}"], 0) for i, role in enumerate(ROLES)]
-    rows = np.column_stack([priced.step_seconds, sum(leaders), batch["staleness"]])[fits(s, priced)]
+    rows = np.column_stack([priced.step_seconds, devices_of(batch), batch["staleness"]])[fits(s, priced)]
     return rows[np.argsort(rows[:, 0])]
 
 
@@ -130,3 +127,50 @@ def test_the_best_plans_are_those_of_all(name: str, count: int) -> None:
     assert found.proved
     assert len(found.seconds) == min(count, len(steps))
     np.testing.assert_allclose(found.seconds, steps[:count, 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["cores", "grpo, tight", "experts"])
+def test_no_plan_beats_the_front(name: str) -> None:
+    legal, s = world(name)
+    steps = all_steps(legal, s)
+    found = front(legal, s, slowest=100.0)
+    assert found.proved
+    kept = steps[beaten_by_few(steps, count=1)]
+    kept = kept[np.lexsort(kept.T[::-1])]
+    got = np.column_stack([found.plans.step_seconds, found.devices, found.plans.batch["staleness"]])
+    np.testing.assert_allclose(got, kept, rtol=1e-9)
+
+
+@given(st.data(), st.integers(1, 4))
+def test_what_is_left_out_is_beaten_by_as_many_as_asked_for(data: st.DataObject, count: int) -> None:
+    values = data.draw(st.lists(st.tuples(*[st.integers(0, 4)] * 3), min_size=1, max_size=60))
+    points = np.array(values, dtype=np.float64)
+    group = np.array([data.draw(st.integers(0, 1)) for _ in values])
+    kept = beaten_by_few(points, group, count=count)
+    for row in set(range(len(points))) - set(kept.tolist()):
+        better = (points[kept] <= points[row]).all(axis=1) & (group[kept] == group[row])
+        assert better.sum() >= count
+
+
+MEMORY = st.sampled_from([60, 70, 78, 90, 120, 200])
+
+
+@settings(max_examples=8, deadline=None)
+@given(MEMORY, st.sampled_from([0, 1, 2]), st.sampled_from([None, 2, 3]), st.sampled_from([0.05, 0.2]))
+def test_the_best_plan_is_that_of_all_under_any_limits(
+    gib: int, staleness: int, most: int | None, margin: float
+) -> None:
+    job = grpo(LARGE, max_staleness=staleness, max_devices=most, memory_margin=margin)
+    cluster = shrunk("dgx-a100", 4, gib * GIB)
+    setting = setting_of(job, cluster)
+    free = (*PLACES, "in_flight", "fusions.m", "fusions.s", "generate.tp", "update_actor.off", "update_actor.zero")
+    legal = legal_space(default_space(setting, build.pinned(setting, *free)), setting)
+    s = setup(job, cluster)
+    steps = all_steps(legal, s)
+    if len(steps) == 0:
+        with pytest.raises(InputError, match="fits in memory"):
+            optimum(legal, s)
+        return
+    found = optimum(legal, s)
+    assert found.proved
+    np.testing.assert_allclose(found.seconds, steps[:1, 0], rtol=1e-9)

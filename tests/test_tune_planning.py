@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,6 +26,8 @@ def test_predict_ranks_plans_of_every_example(name: str, tmp_path: Path, capsys:
     code, out, err = call(capsys, "predict", job, "--cluster", EXAMPLES[name], "--top", 3, "--out", best)
     assert (code, err) == (0, "")
     assert "legal plans" in out and "bound by" in out and "on the fullest device" in out
+    for text in ("+-", "no schedule of this work beats", "idle:", "staleness:"):
+        assert text in out
     code, out, err = call(
         capsys, "describe", job, "--cluster", EXAMPLES[name], "--plan", best, "--out", tmp_path / "best.svg"
     )
@@ -43,6 +46,18 @@ def test_the_best_plan_keeps_to_what_is_fixed_and_to_the_backend(
     plan = read_document(best, Plan)
     assert (plan.generate.tp, plan.update_actor.recompute) == (2, "full")
     assert (plan.update_actor.pp, plan.update_actor.precision) == (1, "native"), "DeepSpeed here has no pipeline or fp8"
+
+
+def test_predictions_for_machines_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    job = FOLDER / "grpo-qwen2.5-7b" / "job.toml"
+    code, out, _ = call(capsys, "predict", job, "--cluster", "dgx-a100:8", "--top", 3, "--json")
+    assert code == 0
+    first, *others = json.loads(out)
+    assert len(others) == 2
+    assert first["lower_bound_s"] < first["step_s"] <= others[0]["step_s"]
+    assert first["price"] == pytest.approx(8 * 1.30 / 3600 * first["step_s"])
+    stage = first["kinds_s"]["update_actor"]
+    assert sum(stage.values()) > 0 and set(stage) <= {"compute", "memory", "communication", "bubble", "host", "other"}
 
 
 def test_space_prints_axes_counts_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +81,7 @@ def test_describe_draws_a_preset_as_mermaid(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--cluster", "dgx-h200:12"), "whole"),
+        (("--cluster", "dgx-h200:12"), "must be a multiple of the 8 devices of a node"),
         (("--cluster", "dgx-h1000:8"), "the closest is dgx-h100"),
         (("--cluster", "dgx-a100:8", "--backend", "megatrn"), "did you mean 'megatron'?"),
         (("--cluster", "dgx-a100:8", "--fix", "generate.tp"), "must be AXIS=VALUE"),
