@@ -50,6 +50,12 @@ _NEEDS = (
         lambda j: j.workload.shared_prefix_tokens == 0,
         "must be 0 to be run: the engine here reads every prompt whole",
     ),
+    _Need(
+        "objective",
+        lambda j: j.document.objective == "step_time",
+        "must be step_time to be run: real runs are compared by their seconds",
+    ),
+    _Need("limits.max_price_per_hour", lambda j: j.limits.max_price_per_hour is None, "must not be given to be run"),
     _Need("models.actor.path", _has_weights, RUNNABLE_ACTOR),
     _Need(
         "models.actor",

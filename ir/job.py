@@ -38,6 +38,7 @@ __all__ = [
     "load_job",
     "resolve",
     "with_lengths",
+    "with_limits",
 ]
 
 RUNNABLE_ACTOR = "must have weights (a directory, or a config.json with warm_start) to be run"
@@ -250,6 +251,11 @@ def _check(document: JobDocument, where: str) -> None:
             message = rule.message.format(algorithm=document.algorithm, workload=document.workload)
             got: object = reduce(getattr, rule.path.split("."), document)
             raise InputError(f"{where}: {rule.path}", message, got if isinstance(got, int | float) else None)
+
+
+def with_limits(job: Job, limits: Limits) -> Job:
+    """The same job within other limits."""
+    return replace(job, document=msgspec.structs.replace(job.document, limits=limits))
 
 
 def with_lengths(job: Job, lengths: Lengths) -> Job:

@@ -213,7 +213,10 @@ def _share_out(
 
 
 def _least_busy(times: list[dict[int, float]], room: int) -> tuple[float, list[int]] | None:
-    """(seconds of the busiest, sizes) of pools that share `room` devices, by dynamic programming over what is used."""
+    """(seconds of the busiest, sizes) of pools that share `room` devices, by dynamic programming over what is used;
+    None where they do not find room."""
+    if room < 0:
+        return None
     best = np.zeros(room + 1)
     chosen: list[NDArray[np.int64]] = []
     for pool in times:

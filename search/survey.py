@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.bounds import devices_of_group
 from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
 from analytic.fit import setup
+from analytic.money import HOUR_S, price_per_step
 from ir.backends import Backend
-from ir.batch import batch_of, concatenate
+from ir.batch import PlanBatch, batch_of, concatenate
 from ir.cluster import Cluster
 from ir.errors import InputError
-from ir.job import Job
+from ir.job import Job, with_limits
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from search.problem import Candidates
@@ -82,8 +85,26 @@ class Survey:
 
     @cached_property
     def fits(self) -> NDArray[np.bool_]:
-        """Whether the model says a plan fits, bool[n]."""
-        return np.asarray(self.estimate.memory.fill <= 1.0 - self.job.limits.memory_margin)
+        """Whether the model says a plan fits, in memory and in the job's price, bool[n]."""
+        fits = self.estimate.memory.fill <= 1.0 - self.job.limits.memory_margin
+        most = self.job.limits.max_price_per_hour
+        return np.asarray(fits if most is None else fits & (self._price_per_hour <= most * (1 + 1e-9)))
+
+    @cached_property
+    def _price_per_hour(self) -> NDArray[np.float64]:
+        price = price_per_step(self.estimate.batch, self.cluster, np.full(len(self.estimate.batch), HOUR_S))
+        if price is None:
+            rule = "must be given for the job's objective or limits.max_price_per_hour"
+            raise InputError(f"cluster {self.cluster.name}: device.price_per_hour", rule)
+        return price
+
+    @cached_property
+    def objective(self) -> NDArray[np.float64]:
+        """What is to be least of every plan, float64[n]: seconds or dollars a step. All plans of a job train on equally
+        many samples, so that the cost of a sample ranks them as that of a step does."""
+        if self.job.document.objective in ("step_time", "pareto"):
+            return self.step_seconds
+        return self.step_seconds * self._price_per_hour / HOUR_S
 
     @cached_property
     def presets(self) -> dict[str, Plan]:
@@ -96,17 +117,27 @@ class Survey:
         return estimate(self.job, batch_of(list(self.presets.values())), self.cluster)
 
     def ranking(self, count: int) -> list[int]:
-        """The fastest plans that fit, best first; of plans that the model cannot tell apart, the one with the least
-        staleness and memory."""
-        rounded = np.round(np.where(self.fits, self.step_seconds, np.inf), 4)
-        order = np.lexsort((self.estimate.memory.fill, self.estimate.batch["staleness"], rounded))
+        """The best plans that fit, best first by the job's objective; of plans that the model cannot tell apart, the
+        one with fewest devices, least staleness and least memory. For a Pareto front, only plans that no other beats
+        or equals in step seconds, devices and staleness."""
+        rounded = np.round(np.where(self.fits, self.objective, np.inf), 4)
+        staleness = self.estimate.batch["staleness"]
+        order = np.lexsort((self.estimate.memory.fill, staleness, self._devices, rounded))
+        order = order[self.fits[order]]
+        if self.job.document.objective == "pareto":
+            order = order[_first_of_front(self._devices[order], staleness[order])]
         found: dict[bytes, int] = {}
-        for row in order[self.fits[order]]:
+        for row in order:
             seconds = np.append(self.estimate.stage_seconds[row], self.step_seconds[row])
             found.setdefault(np.round(seconds, 4).tobytes(), int(row))
             if len(found) == count:
                 break
         return list(found.values())
+
+    @cached_property
+    def _devices(self) -> NDArray[np.int64]:
+        groups = range(len(self.cluster.groups))
+        return np.asarray(sum(devices_of_group(self.estimate.batch, group) for group in groups))
 
     def bound_by(self, row: int, measured: Mapping[str, float] | None = None) -> str:
         """The cycle that sets a plan's step time, by the model's stage seconds or by measured ones."""
@@ -150,8 +181,35 @@ def survey(
     )
 
 
+def _first_of_front(devices: NDArray[np.int64], staleness: NDArray[np.int32]) -> NDArray[np.intp]:
+    """Rows, in order of their seconds, that use fewer devices or are less stale than every row before them."""
+    least: list[tuple[int, int]] = []
+    kept = []
+    for row, (used, age) in enumerate(zip(devices.tolist(), staleness.tolist(), strict=True)):
+        if not any(d <= used and a <= age for d, a in least):
+            least.append((used, age))
+            kept.append(row)
+    return np.array(kept, dtype=np.intp)
+
+
+def _at_most(legal: LegalSpace) -> list[LegalSpace]:
+    """The space, and for objectives that fewer devices may serve better, the same with half of them, a quarter, and so
+    on."""
+    limits, setting = legal.setting.job.limits, legal.setting
+    most = limits.most_devices(setting.num_devices)
+    if setting.job.document.objective == "step_time" or limits.devices is not None:
+        return [legal]
+    spaces = []
+    while most:
+        job = with_limits(setting.job, msgspec.structs.replace(limits, max_devices=most))
+        spaces.append(legal_space(legal.space, replace(setting, job=job)))
+        most //= 2
+    return spaces
+
+
 def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> LegalPlans:
-    batch = shortlist(legal, setup(job, cluster))
+    found = [shortlist(part, setup(job, cluster)) for part in _at_most(legal)]
+    batch = concatenate([part for part in found if len(part)] or [PlanBatch(0)])
     if len(batch) == 0:
         raise InputError(
             "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"

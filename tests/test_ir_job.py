@@ -233,6 +233,10 @@ def test_a_config_without_warm_start_is_enough_to_plan(tmp_path: Path) -> None:
             {"workload__tasks": [{"dataset": "chain_sum"}], "workload__turns": {"mean": 2}},
             "job: workload.turns: must not be given to be run",
         ),
+        (
+            {"workload__tasks": [{"dataset": "chain_sum"}], "objective": "pareto"},
+            "job: objective: must be step_time to be run: real runs are compared by their seconds, got 'pareto'",
+        ),
     ],
 )
 def test_what_only_can_be_planned_is_not_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -76,6 +77,53 @@ def test_describe_draws_a_preset_as_mermaid(tmp_path: Path, capsys: pytest.Captu
     code, out, _ = call(capsys, "describe", job, *arguments)
     assert code == 0
     assert out.startswith("flowchart LR") and "update_critic" in out
+
+
+def changed(folder: Path, **lines: str) -> Path:
+    """The 7B example with another objective or limits."""
+    text = (FOLDER / "grpo-qwen2.5-7b" / "job.toml").read_text()
+    objective = lines.get("objective", "step_time")
+    (folder / "job.toml").write_text(f'objective = "{objective}"\n{text}\n[limits]\n{lines.get("limits", "")}\n')
+    return folder / "job.toml"
+
+
+def predicted(
+    capsys: pytest.CaptureFixture[str], job: Path, cluster: str = "dgx-a100:8", *fix: str
+) -> list[dict[str, Any]]:
+    code, out, err = call(capsys, "predict", job, "--cluster", cluster, "--json", *fix)
+    assert code == 0, err
+    return list(json.loads(out))
+
+
+def test_a_front_holds_plans_that_none_beats_and_starts_with_the_fastest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = predicted(capsys, changed(tmp_path, objective="pareto"))
+    fastest = predicted(capsys, changed(tmp_path))[0]
+    points = [(plan["step_s"], plan["price"] / plan["step_s"], plan["plan"]["staleness"]) for plan in found]
+    assert len(points) > 3 and points[0][0] == pytest.approx(fastest["step_s"])
+    for i, point in enumerate(points):
+        assert not any(all(a <= b for a, b in zip(other, point, strict=True)) for other in points[:i] + points[i + 1 :])
+
+
+def test_cost_ranks_by_money_and_may_leave_devices_idle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = predicted(capsys, changed(tmp_path, objective="cost_per_sample"))
+    front = predicted(capsys, changed(tmp_path, objective="pareto"))
+    assert [plan["price"] for plan in cost] == sorted(plan["price"] for plan in cost)
+    assert cost[0]["price"] <= min(plan["price"] for plan in front) * (1 + 1e-6)
+
+
+def test_a_price_limit_leaves_only_what_it_pays_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = "max_devices = 8\nmax_price_per_hour = 5.3"
+    for plan in predicted(capsys, changed(tmp_path, objective="pareto", limits=limits)):
+        assert plan["price"] / plan["step_s"] * 3600 / 1.30 <= 4.01, "4 x 1.30 is within 5.30 an hour, 5 x 1.30 is not"
+
+
+def test_money_needs_a_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = changed(tmp_path, objective="cost_per_step")
+    code, out, err = call(capsys, "predict", job, "--cluster", "alps-gh200:8")
+    assert (code, out) == (2, "")
+    assert "device.price_per_hour: must be given" in err
 
 
 @pytest.mark.parametrize(
