@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from ir.cluster import Cluster
     from ir.job import Job
     from ir.plan import Plan
+    from ir.setting import Setting
     from search.survey import Survey
     from search.view import Identity
+    from space.axes import Space
     from traces.rundir import RunDirectory
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
@@ -166,6 +168,7 @@ def predict_(options: argparse.Namespace) -> int:
         print(json.dumps([told.as_data() for told in predictions(job, plans, cluster)], indent=1))
     else:
         print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
+        print("\n".join(_misfits(job, cluster, found.presets, found.space, found.setting)))
         print("\n".join(["", *(f"#1: {prediction_text(told)}" for told in predictions(job, plans[:1], cluster))]))
     if options.out and plans:
         write_document(options.out, plans[0])
@@ -195,16 +198,31 @@ def describe_(options: argparse.Namespace) -> int:
     from ir.lower import lower
     from ir.render import mermaid, svg, tree_text
     from ir.rules import setting_of
+    from space.build import default_space
     from space.plans import load_plan
 
     job = load_job(options.job)
-    plan = load_plan(options.plan, setting_of(job, _cluster(options.cluster) or _measured_cluster()))
+    cluster = _cluster(options.cluster) or _measured_cluster()
+    setting = setting_of(job, cluster)
+    plan = load_plan(options.plan, setting)
     rpeg = lower(job, plan)
     out = options.out or Path(f"{job.document.name}.svg")
     write_atomically(out, svg(rpeg, title=job.document.name).encode())
     print(mermaid(rpeg) if options.mermaid else tree_text(rpeg))
+    for line in _misfits(job, cluster, {"plan": plan}, default_space(setting), setting):
+        print(line, file=sys.stderr if options.mermaid else sys.stdout)
     print(f"drawn in {out}", file=sys.stderr)
     return 0
+
+
+def _misfits(job: Job, cluster: Cluster, plans: Mapping[str, Plan], space: Space, setting: Setting) -> list[str]:
+    """A line on each plan that does not fit in memory."""
+    from search.repair import misfit, misfit_text
+
+    if job.lengths is None:
+        return []
+    found = {name: misfit(space, setting, cluster, plan) for name, plan in plans.items()}
+    return [f"{name} {misfit_text(why)}" for name, why in found.items() if why is not None]
 
 
 def calibrate_(options: argparse.Namespace) -> int:

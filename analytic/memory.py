@@ -152,9 +152,9 @@ class Shortfall:
     phase: str
     """The stage at whose time it is, or `sync`."""
     needed: float
-    """Bytes at the peak, the margin included."""
+    """Bytes at the peak."""
     capacity: float
-    """Bytes that a device has."""
+    """Bytes that may be taken of a device, the margin left free."""
     terms: tuple[tuple[str, float], ...]
     """(name, bytes) of what the peak is made of, largest first."""
 
@@ -165,7 +165,8 @@ class Shortfall:
 
 
 def shortfall(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost], row: int = 0, margin: float = 0.0) -> Shortfall | None:
-    """Which pool of plan `row` does not fit and what it holds; None if all fit with `margin` (a share) to spare."""
+    """Which pool of plan `row` does not fit and what it holds; None if all fit with a share `margin` of
+    every device to spare."""
     costs = {op: _row_of(cost, row) for op, cost in costs.items() if b.has(op)[row]}
     b = b.take(np.array([row], dtype=np.intp))
     resident, phases = _lifetimes(s, b, costs)
@@ -173,9 +174,9 @@ def shortfall(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost], row: int = 0, ma
     for index, role in enumerate(ROLES):
         if not (b[f"place.{role}"][0] == index and b[f"devices.{role}"][0] > 0):
             continue
-        capacity = float(s.machines[int(b[f"group.{role}"][0])].device.memory_bytes)
+        capacity = float(s.machines[int(b[f"group.{role}"][0])].device.memory_bytes) * (1.0 - margin)
         found = _fullest(index, _base(s, b, role), resident, phases)
-        needed = sum(size for _, size in found[1]) * (1.0 + margin)
+        needed = sum(size for _, size in found[1])
         if needed > capacity and (worst is None or needed / capacity > worst.needed / worst.capacity):
             worst = Shortfall(pool=role, phase=found[0], needed=needed, capacity=capacity, terms=found[1])
     return worst

@@ -59,7 +59,7 @@ def space_text(survey: Survey) -> str:
     margin = 1.0 - survey.job.limits.memory_margin
     rows = zip(survey.presets.items(), estimate.step_seconds, estimate.memory.fill, strict=True)
     for (name, plan), seconds, fill in rows:
-        note = "" if fill <= margin else f" (does not fit: {fill:.0%} of memory)"
+        note = "" if fill <= margin else f" (needs {fill:.0%} of memory)"
         lines.append(f"  {name:22} predicted {seconds:.3f} s{note}   {plan.describe()}")
     return "\n".join(lines)
 

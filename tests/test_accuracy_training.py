@@ -171,8 +171,8 @@ def test_kinds_of_sections_add_up_and_a_plan_that_does_not_fit_is_explained() ->
     assert found.expected["rollout"][0] <= found.pools["rollout"][0]
     assert shortfall(s, b, costs) is None
     needed = found.peak[0] / cluster.device.memory_bytes
-    short = shortfall(s, b, costs, margin=1.01 / needed - 1.0)
+    short = shortfall(s, b, costs, margin=1.0 - needed / 1.01)
     assert short is not None
     assert short.pool == "rollout"
     assert sum(size for _, size in short.terms) == pytest.approx(found.peak[0])
-    assert short.missing == pytest.approx(0.01 * cluster.device.memory_bytes)
+    assert short.missing == pytest.approx(found.peak[0] * (1 - 1 / 1.01))

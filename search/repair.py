@@ -1,0 +1,115 @@
+"""Why a plan does not fit in memory, and the plan nearest to it that does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.estimate import estimate, section_cost
+from analytic.fit import setup
+from analytic.memory import Shortfall, shortfall
+from ir.batch import COLUMNS, HOME, PlanBatch, batch_of, concatenate
+from ir.cluster import Cluster
+from ir.documents import plain
+from ir.graph import Op
+from ir.plan import SECTIONS, Plan
+from ir.setting import Setting
+from search.report import size_text
+from space.axes import Space
+from space.enumerate import LegalSpace, legal_space
+
+LAYOUTS = 8192
+"""Layouts of a section that are looked at, those with fewest changes."""
+
+SECTIONS_CHANGED = 4
+"""Most sections that change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfit:
+    """A plan that needs more memory than there is."""
+
+    short: Shortfall
+    nearest: Plan | None
+    """A legal plan on the same pools that fits, of fewest changes, the fastest of those; None if none was found."""
+    changes: tuple[str, ...]
+    """AXIS=VALUE of what it has otherwise."""
+
+
+def misfit(space: Space, setting: Setting, cluster: Cluster, plan: Plan) -> Misfit | None:
+    """Why a plan does not fit, by the model; None if it does."""
+    job, batch = setting.job, batch_of([plan])
+    s = setup(job, cluster)
+    costs = {op: section_cost(s, op, batch.section(op)) for op in SECTIONS if batch.has(op)[0]}
+    short = shortfall(s, batch, costs, margin=job.limits.memory_margin)
+    if short is None:
+        return None
+    nearest = _nearest(legal_space(space, setting), cluster, batch)
+    return Misfit(short=short, nearest=nearest, changes=() if nearest is None else _changes(plan, nearest))
+
+
+def misfit_text(found: Misfit) -> str:
+    """In a sentence."""
+    short = found.short
+    held = ", ".join(f"{name} {size_text(size)}" for name, size in short.terms[:4])
+    cure = f"fits with {' '.join(found.changes)}" if found.changes else "no plan near it fits"
+    return (
+        f"does not fit: the {short.pool} pool needs {size_text(short.needed)} a device at {short.phase}, "
+        f"{size_text(short.missing)} too many (largest: {held}); {cure}"
+    )
+
+
+def _nearest(legal: LegalSpace, cluster: Cluster, plan: PlanBatch) -> Plan | None:
+    """Section by section: of all single changes the least that suffices, or else the one that helps most and go on."""
+    job, now = legal.setting.job, plan
+    for _ in range(SECTIONS_CHANGED):
+        near = concatenate([now, *_relaid(legal, now)])
+        found = estimate(job, near, cluster)
+        changed = np.sum([near[name] != plan[name][0] for name in COLUMNS], axis=0)
+        fits = np.flatnonzero(found.memory.fill <= 1.0 - job.limits.memory_margin)
+        if len(fits):
+            return near.plan(int(fits[np.lexsort((found.step_seconds[fits], changed[fits]))[0]]))
+        least = int(np.lexsort((changed, np.round(found.memory.fill, 3)))[0])
+        if least == 0:
+            return None
+        now = near.take(np.array([least]))
+    return None
+
+
+def _relaid(legal: LegalSpace, plan: PlanBatch) -> Iterator[PlanBatch]:
+    """The plan with every other layout of one of its sections, those with fewest changes."""
+    for op in legal.setting.sections:
+        if plan.has(op)[0]:
+            rows = _layouts(legal, plan, op)
+            n = len(next(iter(rows.values())))
+            yield PlanBatch(n, {name: np.repeat(plan[name], n) for name in COLUMNS} | rows)
+
+
+def _layouts(legal: LegalSpace, plan: PlanBatch, op: Op) -> dict[str, NDArray[np.int32]]:
+    """Columns of a section's layouts on its pool."""
+    table, home = legal.tables[op], HOME[op]
+    first, last = table.rows_of(
+        int(plan[f"group.{home}"][0]), int(plan[f"devices.{home}"][0]), int(plan["staleness"][0])
+    )
+    here = np.array([plan[f"{op}.{name}"][0] for name in table.fields])
+    rows = table.rows[first:last]
+    rows = rows[np.argsort((rows != here).sum(axis=1), kind="stable")[: max(LAYOUTS // table.num_free, 1)]]
+    columns = {f"{op}.{name}": np.repeat(rows[:, i], table.num_free) for i, name in enumerate(table.fields)}
+    grid = np.meshgrid(*(np.asarray(values, dtype=np.int32) for _, values in table.free), indexing="ij")
+    free = {f"{op}.{name}": values.reshape(-1) for (name, _), values in zip(table.free, grid, strict=True)}
+    return columns | {name: np.tile(values, len(rows)) for name, values in free.items()}
+
+
+def _changes(plan: Plan, other: Plan) -> tuple[str, ...]:
+    """AXIS=VALUE of `other` where it is not like `plan`."""
+    before, after = plain(plan), plain(other)
+    return tuple(
+        f"{section}.{name}={value}"
+        for section, fields in after.items()
+        if isinstance(fields, dict) and fields != before[section]
+        for name, value in fields.items()
+        if before[section].get(name) != value
+    )
