@@ -168,8 +168,9 @@ def predict_(options: argparse.Namespace) -> int:
         print(json.dumps([told.as_data() for told in predictions(job, plans, cluster)], indent=1))
     else:
         print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
-        print("\n".join(_misfits(job, cluster, found.presets, found.space, found.setting)))
-        print("\n".join(["", *(f"#1: {prediction_text(told)}" for told in predictions(job, plans[:1], cluster))]))
+        lines = _misfits(job, cluster, found.presets, found.space, found.setting)
+        told = [f"#1: {prediction_text(best)}" for best in predictions(job, plans[:1], cluster)]
+        print("\n".join([*lines, "", *told]))
     if options.out and plans:
         write_document(options.out, plans[0])
     return 0

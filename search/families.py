@@ -135,7 +135,13 @@ class Tables:
         key = (op, apart and op in APART, adapter and op is Op.REFERENCE_LOGPROB)
         if key not in self._fronts:
             self._fronts[key] = SectionFronts(
-                legal=self.legal, setup=self.setup, op=op, apart=key[1], adapter=key[2], count=self.count
+                legal=self.legal,
+                setup=self.setup,
+                op=op,
+                apart=key[1],
+                adapter=key[2],
+                count=self.count,
+                deadline=self.deadline,
             )
         return self._fronts[key]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,14 @@ ROUNDING = 1e-9
 """Relative; floats that are sums of the same terms in another order differ by less."""
 
 
+PRICING_S = 4e-6
+"""Processor seconds that a layout takes to be priced, about."""
+
+
+class OutOfTimeError(Exception):
+    """A search has no time for what it would have to price."""
+
+
 @dataclass(kw_only=True)
 class SectionFronts:
     """The layouts of one section that are worth trying, pool by pool as they are asked for."""
@@ -70,6 +79,8 @@ class SectionFronts:
     """Whether its weights are another section's."""
     count: int
     """Layouts that so many others beat in everything are left out."""
+    deadline: float = np.inf
+    """Processor time after which nothing more is priced."""
     priced: int = 0
     asked: int = 0
     """How often options were made, so that `least_of` changed."""
@@ -167,6 +178,8 @@ class SectionFronts:
 
     def _price(self, x: Columns) -> Cost:
         count = len(x["devices"])
+        if process_time() + count * PRICING_S > self.deadline:
+            raise OutOfTimeError
         self.priced += count
         if self.apart and self.op is Op.GENERATE:
             return section_cost(self.setup, self.op, {**x, "staleness": np.zeros(count, dtype=np.int32)})

@@ -23,7 +23,7 @@ from ir.lower import lower
 from ir.plan import Plan
 from search.branch import Branch
 from search.families import Record, Roots, Tables
-from search.fronts import ROUNDING
+from search.fronts import ROUNDING, OutOfTimeError
 from space.axes import Space
 from space.enumerate import LegalSpace
 from space.presets import presets
@@ -131,7 +131,13 @@ class _Few(Priced):
 
 
 def optimum(
-    legal: LegalSpace, s: Setup, *, count: int = 1, most_work: int = MOST_WORK, most_s: float = np.inf
+    legal: LegalSpace,
+    s: Setup,
+    *,
+    count: int = 1,
+    known: PlanBatch | None = None,
+    most_work: int = MOST_WORK,
+    most_s: float = np.inf,
 ) -> Optimum:
     """The `count` best plans that fit in memory.
 
@@ -139,24 +145,29 @@ def optimum(
         legal: The space, taken apart.
         s: Its job and cluster.
         count: How many; more than one take longer, since plans that others beat in everything count too.
+        known: Plans of the space that it should improve on, some of which fit.
         most_work: Partial plans that may be looked at; beyond, the best found is returned unproved.
-        most_s: Processor seconds after which the same happens, once a plan is found.
+        most_s: Processor seconds after which the same happens.
 
     Raises:
-        InputError: no plan fits.
+        InputError: no plan fits, or none was found in time.
     """
     tables = Tables(legal=legal, setup=s, count=count, deadline=process_time() + most_s)
-    guess, work = _guess(legal, s, tables), 0
+    try:
+        work, guess = 0, _guess(legal, s, tables, known)
+    except OutOfTimeError:
+        guess = np.inf
     for ceiling in (*(guess * RAISE ** (2**i - 1) for i in range(RAISES)), np.inf):
         record = _Few(setup=s, count=count, ceiling=ceiling)
+        if known is not None:
+            record.add(known, np.zeros(len(known)))
         complete, more = explored(tables, record, most_work - work)
         work += more
         if len(record.steps) >= count or not complete:
             break
     if not len(record.steps):
-        raise InputError(
-            "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"
-        )
+        got = f"{legal.num_plans:,} too large" if complete else None
+        raise InputError("job", "must have a plan that fits in memory on this cluster and is found in time", got)
     priced = concatenate(record.found)
     sound = record.is_sound and all(front.is_sound for front in tables.fronts)
     return Optimum(
@@ -170,6 +181,13 @@ def optimum(
 
 def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
     """Price every plan that is news to a record; whether that came to an end, and the partial plans looked at."""
+    try:
+        return _explored(tables, record, most_work)
+    except OutOfTimeError:
+        return False, 0
+
+
+def _explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
     work, example = 0, None
     # Few pools have few sizes; what they achieve leaves few sizes of many.
     for pools in range(2, 1 + max(2, *(len(family.case.pools) for family in tables.families))):
@@ -208,11 +226,13 @@ def _example(tables: Tables, roots: Roots, like: Estimate | None) -> Estimate:
     return replace(like, structures=(lower(job, batch.plan(0)),))
 
 
-def _guess(legal: LegalSpace, s: Setup, tables: Tables) -> float:
-    """A step that some plan should beat or equal: that of the best preset, else twice the longest stage's least."""
-    named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
-    if named:
-        found = estimate(s.job, batch_of(named), s.cluster)
+def _guess(legal: LegalSpace, s: Setup, tables: Tables, known: PlanBatch | None) -> float:
+    """A step that some plan should beat or equal: that of the best known plan or preset, else twice the longest stage's
+    least."""
+    if known is None:
+        known = batch_of([plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)])
+    if len(known):
+        found = estimate(s.job, known, s.cluster)
         steps = found.step_seconds[fits(s, found)]
         if len(steps):
             return float(steps.min()) * (1.0 + 2.0 * ROUNDING)

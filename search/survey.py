@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from analytic.bounds import devices_of_group
 from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
+from analytic.estimate import concatenate as together
 from analytic.fit import setup
 from analytic.money import HOUR_S, price_per_step
 from ir.backends import Backend
@@ -21,6 +22,7 @@ from ir.errors import InputError
 from ir.job import Job, with_limits
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
+from search.optimum import is_in, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
 from search.shortlist import shortlist
@@ -34,6 +36,9 @@ __all__ = ["MODEL_VERSION", "Survey", "survey"]
 LISTED = 300_000
 """Legal plans up to which all are listed and priced; of a larger space, those of a shortlist."""
 
+PROOF_S = 10.0
+"""Processor seconds that may go into the proof that no other plan is faster."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
@@ -44,6 +49,8 @@ class Survey:
     setting: Setting
     num_legal: int
     """Legal plans of the whole space."""
+    is_proved: bool
+    """Whether the model has no faster plan, that fits, in the whole space than the fastest of those priced."""
     legal: LegalPlans
     """Those that are priced."""
     estimate: Estimate
@@ -170,14 +177,20 @@ def survey(
     legal = legal_space(space, setting)
     if legal.num_plans == 0:
         raise InputError("job", "must have a legal plan on this cluster", "none")
-    plans = enumerate_legal(space, setting) if legal.num_plans <= LISTED else _shortlisted(legal, job, cluster)
+    if legal.num_plans <= LISTED:
+        plans, proved = enumerate_legal(space, setting), True
+        priced = estimate_blocks(job, plans.batch, cluster)
+    else:
+        priced, proved = _shortlisted(legal, job, cluster)
+        plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
     return Survey(
         job=job,
         cluster=cluster,
         setting=setting,
         num_legal=legal.num_plans,
+        is_proved=proved,
         legal=plans,
-        estimate=estimate_blocks(job, plans.batch, cluster),
+        estimate=priced,
     )
 
 
@@ -207,24 +220,27 @@ def _at_most(legal: LegalSpace) -> list[LegalSpace]:
     return spaces
 
 
-def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> LegalPlans:
-    found = [shortlist(part, setup(job, cluster)) for part in _at_most(legal)]
-    batch = concatenate([part for part in found if len(part)] or [PlanBatch(0)])
-    if len(batch) == 0:
+def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, bool]:
+    """Plans of a shortlist, presets and the best plan that is found from there; whether that is proved the best."""
+    s = setup(job, cluster)
+    named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
+    found = [batch for batch in (shortlist(part, s) for part in _at_most(legal)) if len(batch)]
+    if not found:
         raise InputError(
             "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"
         )
-    named = [plan for plan in presets(legal.setting).values() if _is_in(legal.space, plan)]
-    whole = concatenate([batch, batch_of(named)]) if named else batch
-    levels = legal.space.encode(whole)
-    _, first = np.unique(plan_keys(levels), return_index=True)
-    first.sort()
-    return LegalPlans(space=legal.space, levels=levels[first], batch=whole.take(first))
+    priced = estimate_blocks(job, _distinct(legal, concatenate([*found, batch_of(named)])), cluster)
+    if job.document.objective != "step_time":
+        return priced, False
+    order = ranking(s, priced)
+    known = priced.batch.take(order[:1]) if len(order) else None
+    best = optimum(legal, s, known=known, most_s=PROOF_S)
+    if len(order) and best.seconds[0] >= priced.step_seconds[order[0]]:
+        return priced, best.proved
+    return together([priced, best.best]), best.proved
 
 
-def _is_in(space: Space, plan: Plan) -> bool:
-    try:
-        space.encode(batch_of([plan]))
-    except InputError:
-        return False
-    return True
+def _distinct(legal: LegalSpace, batch: PlanBatch) -> PlanBatch:
+    """Each plan once."""
+    _, first = np.unique(plan_keys(legal.space.encode(batch)), return_index=True)
+    return batch.take(np.sort(first))

@@ -17,8 +17,6 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
-EXACT_WORK = 20_000_000
-"""Partial plans after which the search for the optimum gives up its proof."""
 
 PAIRED_STEPS = 6
 """Measured steps of a run in a comparison of two plans."""
@@ -103,36 +101,24 @@ def space_figures() -> None:
 
 
 def exact_figures() -> None:
-    """The optimum of PPO with four models on GH200, on one core, and whether it was proved before the limit on work; on
-    few devices, of a smaller actor."""
+    """PPO with four models on GH200, on one core: from the job to its priced shortlist and the best plan, and whether that
+    is proved the best of the space; on few devices, of a smaller actor."""
     import msgspec
 
-    from analytic.fit import setup
     from ir.job import load_job, resolve
-    from ir.rules import setting_of
     from ir.systems import load_cluster
-    from search.optimum import optimum
-    from space.build import default_space
-    from space.enumerate import legal_space
+    from search.survey import survey
 
     large = load_job(EXAMPLES / "ppo-70b" / "job.toml")
     critic = large.document.models.critic
     models = msgspec.structs.replace(large.document.models, actor=critic)
     small = resolve(msgspec.structs.replace(large.document, models=models), EXAMPLES / "ppo-70b", where="bench")
-    for devices, job in ((8, small), (64, large), (256, large)):
-        cluster = load_cluster(f"alps-gh200:{devices}")
+    for devices, job in ((8, small), (64, large), (256, large), (1024, large)):
         begun = time.process_time()
-        setting = setting_of(job, cluster)
-        found = optimum(legal_space(default_space(setting), setting), setup(job, cluster), most_work=EXACT_WORK)
-        emit(
-            f"search.exact_{devices}_s",
-            time.process_time() - begun,
-            "s",
-            proved=found.proved,
-            step_s=round(float(found.seconds[0]), 4),
-            layouts=found.num_layouts,
-            partial=found.num_partial,
-        )
+        found = survey(job, load_cluster(f"alps-gh200:{devices}"))
+        seconds = time.process_time() - begun
+        best = float(found.step_seconds[found.fits].min())
+        emit(f"search.exact_{devices}_s", seconds, "s", proved=found.is_proved, step_s=round(best, 4))
 
 
 def over_presets() -> None:

@@ -129,6 +129,27 @@ def test_the_best_plans_are_those_of_all(name: str, count: int) -> None:
     np.testing.assert_allclose(found.seconds, steps[:count, 0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_any_known_plan_is_improved_to_the_best(name: str) -> None:
+    legal, s = world(name)
+    batch = enumerate_legal(legal.space, legal.setting).batch
+    priced = estimate_blocks(s.job, batch, s.cluster)
+    order = np.argsort(np.where(fits(s, priced), priced.step_seconds, np.inf))
+    for row in order[[0, 1, int(fits(s, priced).sum()) - 1]]:
+        found = optimum(legal, s, known=batch.take(np.array([row])))
+        assert found.proved
+        assert found.seconds[0] == pytest.approx(priced.step_seconds[order[0]], rel=1e-9)
+
+
+def test_without_time_the_known_plan_is_given_back_unproved() -> None:
+    legal, s = world("ppo, pools")
+    known = legal.factor(0, tuple(1 for _ in legal.cases[0][0].pools)).plans(np.zeros(1, dtype=np.int64))
+    found = optimum(legal, s, known=known, most_s=0.0)
+    assert not found.proved
+    assert len(found.best.batch) == 1
+    assert found.best.batch.plan(0) == known.plan(0)
+
+
 @pytest.mark.parametrize("name", ["cores", "grpo, tight", "experts"])
 def test_no_plan_beats_the_front(name: str) -> None:
     legal, s = world(name)
