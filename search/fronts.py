@@ -81,7 +81,6 @@ class SectionFronts:
     """Layouts that so many others beat in everything are left out."""
     deadline: float = np.inf
     """Processor time after which nothing more is priced."""
-    priced: int = 0
     asked: int = 0
     """How often options were made, so that `least_of` changed."""
     is_sound: bool = True
@@ -180,7 +179,6 @@ class SectionFronts:
         count = len(x["devices"])
         if process_time() + count * PRICING_S > self.deadline:
             raise OutOfTimeError
-        self.priced += count
         if self.apart and self.op is Op.GENERATE:
             return section_cost(self.setup, self.op, {**x, "staleness": np.zeros(count, dtype=np.int32)})
         return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.apart else None)

@@ -58,10 +58,6 @@ class Optimum:
     step times."""
     priced: Estimate
     """All whole plans that were priced on the way, whether or not they fit; each once."""
-    num_layouts: int
-    """Layouts of sections that were priced."""
-    num_partial: int
-    """Partial plans whose bound was looked at."""
 
     @property
     def seconds(self) -> Float:
@@ -174,8 +170,6 @@ def optimum(
         best=taken(priced, ranking(s, priced)[:count]),
         proved=complete and sound,
         priced=priced,
-        num_layouts=sum(front.priced for front in tables.fronts),
-        num_partial=work,
     )
 
 

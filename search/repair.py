@@ -55,7 +55,7 @@ def misfit_text(found: Misfit) -> str:
     """In a sentence."""
     short = found.short
     held = ", ".join(f"{name} {size_text(size)}" for name, size in short.terms[:4])
-    cure = f"fits with {' '.join(found.changes)}" if found.changes else "no plan near it fits"
+    cure = "no plan near it fits" if found.nearest is None else f"fits with {' '.join(found.changes)}"
     return (
         f"does not fit: the {short.pool} pool needs {size_text(short.needed)} a device at {short.phase}, "
         f"{size_text(short.missing)} too many (largest: {held}); {cure}"
@@ -107,9 +107,9 @@ def _changes(plan: Plan, other: Plan) -> tuple[str, ...]:
     """AXIS=VALUE of `other` where it is not like `plan`."""
     before, after = plain(plan), plain(other)
     return tuple(
-        f"{section}.{name}={value}"
+        f"{section}.{name}={fields.get(name, 'none')}"
         for section, fields in after.items()
-        if isinstance(fields, dict) and fields != before[section]
-        for name, value in fields.items()
-        if before[section].get(name) != value
+        if isinstance(fields, dict)
+        for name in dict.fromkeys([*fields, *before[section]])
+        if before[section].get(name) != fields.get(name)
     )

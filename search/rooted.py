@@ -144,12 +144,8 @@ class Rooted:
 
     def _left(self, op: Op, root: Int) -> Float:
         """Seconds that a section may take, since the others of its pool take turns with it."""
-        pool = self.roots.family.pool_of[op]
-        others = [
-            i for other, i in self._column.items() if self.roots.family.pool_of[other] == pool and other is not op
-        ]
         known = self.record.limit(self.roots.devices[root], self.roots.staleness[root])
-        return np.asarray(known - self.roots.least[root][:, others, 0].sum(axis=1))
+        return np.asarray(known - self.roots.least[root][:, self._others(op), 0].sum(axis=1))
 
     def _structure(self, root: Int) -> dict[str, NDArray[np.int32]]:
         """Columns of the structure and pool sizes of roots."""

@@ -205,26 +205,25 @@ def _first_of_front(devices: NDArray[np.int64], staleness: NDArray[np.int32]) ->
     return np.array(kept, dtype=np.intp)
 
 
-def _at_most(legal: LegalSpace) -> list[LegalSpace]:
-    """The space, and for objectives that fewer devices may serve better, the same with half of them, a quarter, and so
-    on."""
+def _parts(legal: LegalSpace) -> list[LegalSpace]:
+    """The space; for objectives that fewer devices may serve better, each number of devices that is asked for, or at
+    most all, half of them, a quarter, and so on."""
     limits, setting = legal.setting.job.limits, legal.setting
-    most = limits.most_devices(setting.num_devices)
-    if setting.job.document.objective == "step_time" or limits.devices is not None:
+    if setting.job.document.objective == "step_time" or isinstance(limits.devices, int):
         return [legal]
-    spaces = []
-    while most:
-        job = with_limits(setting.job, msgspec.structs.replace(limits, max_devices=most))
-        spaces.append(legal_space(legal.space, replace(setting, job=job)))
-        most //= 2
-    return spaces
+    if limits.devices is not None:
+        wanted = [msgspec.structs.replace(limits, devices=count) for count in limits.devices]
+    else:
+        most = limits.most_devices(setting.num_devices)
+        wanted = [msgspec.structs.replace(limits, max_devices=most >> i) for i in range(most.bit_length())]
+    return [legal_space(legal.space, replace(setting, job=with_limits(setting.job, limits))) for limits in wanted]
 
 
 def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, bool]:
     """Plans of a shortlist, presets and the best plan that is found from there; whether that is proved the best."""
     s = setup(job, cluster)
     named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
-    found = [batch for batch in (shortlist(part, s) for part in _at_most(legal)) if len(batch)]
+    found = [batch for batch in (shortlist(part, s) for part in _parts(legal)) if len(batch)]
     if not found:
         raise InputError(
             "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"

@@ -119,6 +119,14 @@ def test_a_price_limit_leaves_only_what_it_pays_for(tmp_path: Path, capsys: pyte
         assert plan["price"] / plan["step_s"] * 3600 / 1.30 <= 4.01, "4 x 1.30 is within 5.30 an hour, 5 x 1.30 is not"
 
 
+def test_each_number_of_devices_that_is_asked_for_is_on_the_front(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = changed(tmp_path, objective="pareto", limits="devices = [2, 4, 8]")
+    found = {round(plan["price"] / plan["step_s"] * 3600 / 1.30) for plan in predicted(capsys, job)}
+    assert found == {2, 4, 8}
+
+
 def test_money_needs_a_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = changed(tmp_path, objective="cost_per_step")
     code, out, err = call(capsys, "predict", job, "--cluster", "alps-gh200:8")
