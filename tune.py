@@ -17,7 +17,7 @@ from ir.errors import InputError
 if TYPE_CHECKING:
     from executor.result import RunResult, StepReport
     from executor.session import Session
-    from ir.backends import Backend
+    from ir.backend import Backend
     from ir.cluster import Cluster
     from ir.job import Job
     from ir.plan import Plan

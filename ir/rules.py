@@ -7,49 +7,41 @@ user's plan, with a sentence, and cuts a space of any size.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ir.backend import Backend
 from ir.batch import CODES, REMOVED_BY, PlanBatch, batch_of, owner_of
 from ir.errors import InputError
+from ir.followers import follower_breaches
 from ir.graph import Op
 from ir.plan import SECTIONS, Plan
 from ir.rules_layout import layout_rules
-from ir.rules_structure import STRUCTURE_RULES
-from ir.setting import Mask, Section, Setting, setting_of
+from ir.rules_structure import structure_rules
+from ir.setting import Breach, Mask, Section, Setting, setting_of
 
 __all__ = ["Breach", "Setting", "breaches", "check", "legal", "setting_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Breach:
-    """A rule and the plans that break it."""
-
-    name: str
-    path: str
-    message: str
-    broken: Mask
-    """bool[n]."""
-
-
 def breaches(batch: PlanBatch, setting: Setting) -> Iterator[Breach]:
     """Every rule that applies to the job, with the plans that break it."""
-    for rule in STRUCTURE_RULES:
+    for rule in structure_rules(setting):
         holds = np.broadcast_to(rule.holds(_PlanColumns(batch), setting), len(batch))
         yield Breach(name=rule.name, path=rule.path, message=rule.message, broken=~holds)
     for op in setting.sections:
         yield from _section_breaches(batch, setting, op)
-    yield from _backend_breaches(batch, setting)
+    if setting.backend is not None:
+        yield from _value_breaches(batch, setting.backend)
+        yield from follower_breaches(batch, setting.backend)
 
 
 def _section_breaches(batch: PlanBatch, setting: Setting, op: Op) -> Iterator[Breach]:
     """Rules on a section, asked of the plans that have it."""
     rows, section = np.flatnonzero(batch.has(op)), Section(op=op, setting=setting)
     columns = {name: column[rows] for name, column in batch.section(op).items()}
-    for rule in layout_rules(op):
+    for rule in layout_rules(op, setting.backend):
         broken = np.zeros(len(batch), dtype=bool)
         broken[rows] = ~np.asarray(rule.holds(columns, section))
         yield Breach(name=rule.name, path=f"{op}.{rule.path}", message=rule.message, broken=broken)
@@ -71,11 +63,9 @@ class _PlanColumns(Mapping[str, NDArray[Any]]):
         return len(self._batch.columns)
 
 
-def _backend_breaches(batch: PlanBatch, setting: Setting) -> Iterator[Breach]:
-    """Columns whose values the backend does not support."""
-    if setting.backend is None:
-        return
-    for column, allowed in setting.backend.by_column.items():
+def _value_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
+    """Columns whose values a backend does not support."""
+    for column, allowed in backend.by_column.items():
         op = owner_of(column)
         here = np.ones(len(batch), dtype=bool) if op is None else batch.has(op)
         names = CODES.get(column.rpartition(".")[2])
@@ -83,7 +73,7 @@ def _backend_breaches(batch: PlanBatch, setting: Setting) -> Iterator[Breach]:
         yield Breach(
             name=f"backend-supports-{column}",
             path=column,
-            message=f"must be {words} for the backend {setting.backend.name!r}",
+            message=f"must be {words} for the backend {backend.name!r}",
             broken=here & ~np.isin(batch[column], allowed),
         )
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ir.backend import Backend
 from ir.graph import Op
 from ir.plan import SECTIONS, Generate, Pass, Update
 from ir.setting import Columns, LayoutRule, Mask, Section
@@ -295,6 +296,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
 )
 
 
-def layout_rules(op: Op) -> tuple[LayoutRule, ...]:
-    """The rules on the layout of a section."""
-    return tuple(rule for rule in LAYOUT_RULES if op in rule.ops)
+def layout_rules(op: Op, backend: Backend | None = None) -> tuple[LayoutRule, ...]:
+    """The rules on the layout of a section, those of a backend included."""
+    rules = LAYOUT_RULES if backend is None else (*LAYOUT_RULES, *backend.layout_rules)
+    return tuple(rule for rule in rules if op in rule.ops)

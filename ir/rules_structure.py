@@ -298,3 +298,8 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
         message="must be true with staleness above 0 for this backend, whose stale engines never drain",
     ),
 )
+
+
+def structure_rules(setting: Setting) -> tuple[Rule, ...]:
+    """The rules on a plan's structure, those of the setting's backend included."""
+    return STRUCTURE_RULES if setting.backend is None else (*STRUCTURE_RULES, *setting.backend.rules)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.backends import Backend
+from ir.backend import Backend
 from ir.batch import HOME, ROLES
 from ir.cluster import Cluster
 from ir.graph import ROLE_OF, Op
@@ -32,6 +32,8 @@ class Devices:
     """One group of like devices, as far as plans are judged by it."""
 
     count: int
+    node: int = 1
+    """Devices of one server: those that the innermost level joins."""
     domain: int = 1
     """Devices that the innermost, fastest links join."""
     fp8: bool = False
@@ -88,6 +90,7 @@ def setting_of(job: Job, cluster: Cluster, backend: Backend | None = None) -> Se
     groups = tuple(
         Devices(
             count=group.num_devices,
+            node=group.levels[0].size,
             domain=group.domain,
             fp8="fp8" in group.device.peak_flops,
             host=group.device.host_link is not None,
@@ -154,3 +157,14 @@ class LayoutRule:
     """Columns it depends on; those that a kind of section lacks are passed over."""
     holds: Callable[[Columns, Section], Mask | bool]
     message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """A rule and the plans that break it."""
+
+    name: str
+    path: str
+    message: str
+    broken: Mask
+    """bool[n]."""

@@ -15,7 +15,7 @@ from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
 from analytic.estimate import concatenate as together
 from analytic.fit import setup
 from analytic.money import HOUR_S, price_per_step
-from ir.backends import Backend
+from ir.backend import Backend
 from ir.batch import PlanBatch, batch_of, concatenate
 from ir.cluster import Cluster
 from ir.errors import InputError

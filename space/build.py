@@ -13,7 +13,7 @@ from ir.errors import InputError
 from ir.graph import Op
 from ir.plan import SECTIONS, Count, Positive, Update
 from ir.rules_layout import layout_rules
-from ir.rules_structure import STRUCTURE_RULES
+from ir.rules_structure import structure_rules
 from ir.setting import Section, Setting
 from space.axes import Axis, Space
 
@@ -123,13 +123,13 @@ def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]
     having a single value."""
     supported = setting.backend.by_column if setting.backend is not None else {}
     keep = np.isin(values[name], supported.get(name, values[name]))
-    for rule in STRUCTURE_RULES:
+    for rule in structure_rules(setting):
         if name in rule.reads and (column := _alone(name, rule.reads, values)) is not None:
             keep &= np.asarray(rule.holds(column, setting))
     op = owner_of(name)
     if op is not None:
         section, field_name = _section_columns(op, values), name.partition(".")[2]
-        for layout_rule in layout_rules(op):
+        for layout_rule in layout_rules(op, setting.backend):
             reads = tuple(other for other in layout_rule.reads if other in section)
             if field_name in reads and (column := _alone(field_name, reads, section)) is not None:
                 keep &= np.asarray(layout_rule.holds(column, Section(op=op, setting=setting)))

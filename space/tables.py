@@ -22,7 +22,7 @@ from ir.errors import InputError
 from ir.graph import Op
 from ir.plan import SECTIONS, Generate
 from ir.rules_layout import layout_rules
-from ir.rules_structure import SIZES, STRUCTURE_RULES
+from ir.rules_structure import SIZES, structure_rules
 from ir.setting import Section, Setting
 from space.axes import Space
 
@@ -114,7 +114,7 @@ def section_table(space: Space, setting: Setting, op: Op) -> SectionTable:
     varying = {name for name, options in values.items() if len(options) > 1}
     conditions = [
         Condition(reads=frozenset(rule.reads) & values.keys(), holds=partial(_swapped, rule.holds, section))
-        for rule in layout_rules(op)
+        for rule in layout_rules(op, setting.backend)
     ]
     # A rule on one varying column was asked when the axis was made.
     read = {name for c in conditions if len(c.reads & varying) > 1 for name in c.reads}
@@ -166,7 +166,7 @@ def structure_table(space: Space, setting: Setting) -> Columns:
     roles = setting.roles
     conditions = [
         Condition(reads=frozenset(rule.reads), holds=partial(_swapped, rule.holds, setting))
-        for rule in STRUCTURE_RULES
+        for rule in structure_rules(setting)
         if not set(SIZES) & set(rule.reads)
     ]
     conditions += [_led(role, roles) for role in roles] + [_grouped(role, roles) for role in roles]

@@ -1,0 +1,1 @@
+"""Configurations of frameworks read as (job, plan, devices)."""

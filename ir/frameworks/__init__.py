@@ -1,0 +1,5 @@
+"""Frameworks for RL post-training, by what their configuration can express of a plan."""
+
+from ir.backend import Backend
+
+FRAMEWORKS: tuple[Backend, ...] = ()
