@@ -33,6 +33,6 @@ def assumed_lengths(max_prompt_tokens: int, max_response_tokens: int) -> tuple[L
     prompt, response = max_prompt_tokens / 4, max_response_tokens * 0.4
     lengths = Lengths(prompt=Lognormal(mean=prompt, sigma=0.5), response=Lognormal(mean=response, sigma=0.7))
     note = (
-        f"lengths: lognormal, means {prompt:.0f} (prompt) and {response:.0f} (response) tokens; no configuration says"
+        f"lengths: lognormal, means {prompt:.0f} (prompt) and {response:.0f} (response) tokens"
     )
     return lengths, note
