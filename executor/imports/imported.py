@@ -32,7 +32,5 @@ def assumed_lengths(max_prompt_tokens: int, max_response_tokens: int) -> tuple[L
     A guess, to be replaced by observed lengths before its predictions are relied on."""
     prompt, response = max_prompt_tokens / 4, max_response_tokens * 0.4
     lengths = Lengths(prompt=Lognormal(mean=prompt, sigma=0.5), response=Lognormal(mean=response, sigma=0.7))
-    note = (
-        f"lengths: lognormal, means {prompt:.0f} (prompt) and {response:.0f} (response) tokens"
-    )
+    note = f"lengths: lognormal, means {prompt:.0f} (prompt) and {response:.0f} (response) tokens"
     return lengths, note
