@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(run.__name__.removesuffix("_"), help=help, description=help)
+        sub = commands.add_parser(run.__name__.rstrip("_"), help=help, description=help)
         sub.set_defaults(command=run)
         return sub
 
@@ -78,11 +78,12 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     def kept_to(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        sub.add_argument("--backend", metavar="NAME", help="only plans that it runs: local, torch, deepspeed, megatron")
+        sub.add_argument("--backend", metavar="NAME", help="only plans that it runs: local, megatron, verl, ...")
         sub.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="pin an axis; repeatable")
         return sub
 
     search = cluster(job(command(search_, "find the best plan of a job with real runs, then run it")))
+    search.add_argument("--backend", metavar="NAME", help="plans for a framework, by the model: as in `predict`")
     search.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/NAME-TIME)")
     budget(search, 20, "real runs at most")
     resume = command(resume_, "go on with a search from its traces")
@@ -100,6 +101,21 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument("--plan", metavar="PLAN", help="plan.toml or the name of a preset (the first that is legal)")
     describe.add_argument("--out", type=Path, metavar="FILE", help="the SVG (NAME.svg)")
     describe.add_argument("--mermaid", action="store_true", help="print Mermaid in place of the tree")
+    export = command(export_, "write a plan as the configuration of a framework")
+    export.add_argument("plan", help="plan.toml, a run directory, or the name of a preset")
+    export.add_argument("--to", action="append", required=True, metavar="NAME", help="framework; repeatable")
+    export.add_argument("--job", type=Path, metavar="JOB", help="job.toml (the one beside the plan)")
+    cluster(export).add_argument("--out", type=Path, metavar="DIR", help="folder (export, beside the plan)")
+    import_ = command(import__, "turn a framework's configuration into a job, a plan and a cluster")
+    import_.add_argument("config", type=Path, help="launch script, list of arguments, or YAML file")
+    import_.add_argument("--from", dest="framework", required=True, metavar="NAME", help="framework it is for")
+    text = "a known system; its number of devices is the configuration's (dgx-h100)"
+    import_.add_argument("--system", default="dgx-h100", metavar="NAME", help=text)
+    import_.add_argument("--out", type=Path, metavar="DIR", help="folder (named as the configuration)")
+    compare = kept_to(cluster(job(command(compare_, "say what differs between two plans, and what it gains"))))
+    compare.add_argument("plan", metavar="PLAN_A", help="plan.toml or the name of a preset")
+    compare.add_argument("other", metavar="PLAN_B", nargs="?", help="(the best plan on as many devices)")
+    compare.add_argument("--out", type=Path, metavar="FILE", help="write the second as plan.toml")
     calibrate = command(calibrate_, "measure this machine anew")
     calibrate.add_argument(
         "--from", dest="run_dir", type=Path, metavar="RUN_DIR", help="learn from its real runs instead"
@@ -115,6 +131,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def search_(options: argparse.Namespace) -> int:
     """Tune a job from scratch, or from what its run directory already holds."""
+    from executor.cache import known_lengths
     from ir.job import load_job
     from traces.rundir import RunDirectory
 
@@ -122,6 +139,8 @@ def search_(options: argparse.Namespace) -> int:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     directory = RunDirectory(options.out or Path("runs") / f"{job.document.name}-{stamp}")
     directory.check(job)
+    if options.backend not in (None, "local"):
+        return _plan_for(known_lengths(job), directory, options)
     with _session(job, _cluster(options.cluster)) as (session, job):
         directory.create(job, session.cluster)
         return _tune(session, job, directory, options, more=False)
@@ -226,6 +245,76 @@ def _misfits(job: Job, cluster: Cluster, plans: Mapping[str, Plan], space: Space
     return [f"{name} {misfit_text(why)}" for name, why in found.items() if why is not None]
 
 
+def export_(options: argparse.Namespace) -> int:
+    """Write a plan for frameworks."""
+    from executor.export.exporters import exporter
+    from executor.export.production import Production
+    from executor.export.write import write_exports
+    from ir.job import load_job
+    from ir.lower import lower
+    from ir.rules import setting_of
+    from search.exportable import predicted_notes, require
+    from space.plans import load_plan
+    from traces.rundir import BEST, CLUSTER, JOB
+
+    path = Path(options.plan)
+    home = path if path.is_dir() else path.parent
+    beside = str(home / CLUSTER) if (home / CLUSTER).exists() else None
+    job, cluster = load_job(options.job or home / JOB), _cluster(options.cluster or beside) or _measured_cluster()
+    name = str(path / BEST) if path.is_dir() else options.plan
+    plan = load_plan(name, setting_of(job, cluster))
+    targets = [exporter(to) for to in options.to]
+    for target in targets:
+        if target.backend is not None:
+            require(plan, job, cluster, target.backend, where=name)
+    notes = predicted_notes(job, plan, cluster)
+    production = Production(plan=plan, rpeg=lower(job, plan), cluster=cluster, notes=notes)
+    out: Path = options.out or (home / "export" if path.exists() else Path("export"))
+    print("\n".join(production.header))
+    for file in write_exports(production, targets, out):
+        print(f"written to {file}")
+    return 0
+
+
+def import__(options: argparse.Namespace) -> int:
+    """Read a framework's configuration."""
+    from executor.imports.importers import importer
+    from executor.imports.write import write_import
+    from ir.documents import read_text
+    from ir.systems import load_cluster
+
+    found = importer(options.framework)(read_text(options.config), where=str(options.config))
+    out: Path = options.out or Path(options.config.stem)
+    write_import(found, load_cluster(f"{options.system}:{found.devices}"), out)
+    print(f"plan: {found.plan.describe()}")
+    if found.assumed:
+        print("\n  ".join(["what the configuration does not say was assumed:", *found.assumed]))
+    print(f"written to {out}; what a better plan would gain:")
+    print(f"  python tune.py compare {out}/job.toml {out}/plan.toml --cluster {out}/cluster.toml")
+    return 0
+
+
+def compare_(options: argparse.Namespace) -> int:
+    """Compare two plans, or one with the best on as many devices."""
+    from ir.documents import write_document
+    from ir.rules import setting_of
+    from search.best import best_within
+    from search.compare import compare, comparison_text
+    from space.plans import load_plan
+
+    job, cluster, backend, fix = _planning(options)
+    setting = setting_of(job, cluster, backend)
+    plan = load_plan(options.plan, setting)
+    if options.other:
+        other = load_plan(options.other, setting)
+    else:
+        other = best_within(job, cluster, plan.num_devices, backend=backend, fix=fix)
+    print(comparison_text(compare(setting, cluster, plan, other), ("a", "b")))
+    if options.out:
+        write_document(options.out, other)
+    return 0
+
+
 def calibrate_(options: argparse.Namespace) -> int:
     """Measure this machine, or learn from what ran on it."""
     from executor.cache import cluster_path
@@ -282,6 +371,25 @@ def show_(options: argparse.Namespace) -> int:
 
 
 # Steps of a search
+
+
+def _plan_for(job: Job, directory: RunDirectory, options: argparse.Namespace) -> int:
+    """The best plan for a framework, by the model: this machine does not run that framework."""
+    from ir.backends import backend
+    from search.report import ranking_text, space_text, speedup_text
+    from search.survey import survey
+
+    asked, cluster = backend(options.backend), _cluster(options.cluster) or _measured_cluster()
+    found = survey(job, cluster, backend=asked)
+    print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found)}\n{speedup_text(found)}")
+    rows = found.ranking(1)
+    if not rows:
+        return 1
+    directory.create(job, cluster)
+    directory.write_best(found.legal.batch.plan(rows[0]))
+    print(f"\nby the model alone, for only {asked.name} itself can measure its plans; hand it over with:")
+    print(f"  python tune.py export {directory.path} --to {asked.name}")
+    return 0
 
 
 def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse.Namespace, *, more: bool) -> int:

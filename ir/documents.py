@@ -30,12 +30,24 @@ def read_document(path: Path, kind: type[T]) -> T:
         InputError: the file is missing, is not TOML, or breaks the schema; names the path inside it.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), "must be a readable file", error.strerror) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        data = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
         raise InputError(str(path), f"must be valid TOML ({error})") from error
     return from_data(data, kind, where=str(path))
+
+
+def read_text(path: Path) -> str:
+    """The content of a text file.
+
+    Raises:
+        InputError: it is not there, or is not text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(str(path), "must be a readable file", error.strerror) from error
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), f"must be text in UTF-8 ({error})") from error
 
 
 def from_data(data: object, kind: type[T], *, where: str) -> T:

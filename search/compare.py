@@ -10,11 +10,11 @@ from itertools import chain, combinations
 import numpy as np
 
 from analytic.estimate import Estimate, estimate
-from ir.batch import COLUMNS, HOME, PlanBatch, batch_of, concatenate, owner_of
+from ir.batch import COLUMNS, HOME, PlanBatch, batch_of, concatenate, fields_of, owner_of
 from ir.cluster import Cluster
-from ir.plan import Plan
+from ir.plan import SECTIONS, Plan
 from ir.rules import legal
-from ir.setting import Setting
+from ir.setting import Mask, Setting
 from search.prediction import Prediction, predictions
 from search.repair import Misfit, misfit, misfit_text
 from search.report import SHORT
@@ -108,7 +108,9 @@ def _next(
     """The smallest set of columns whose change gains, and of those the one that gains most; or else the least loss of
     the smallest. With what the plan costs before and after."""
     least: tuple[Columns, Estimate] | None = None
-    for sets in _sets(left):
+    # What only one of the two has comes and goes with the flag that says so.
+    lasting = tuple(name for name in left if (op := owner_of(name)) is None or (now.has(op)[0] and end.has(op)[0]))
+    for sets in _sets(lasting):
         kept, plans = _legal_changes(setting, now, end, left, sets)
         if not kept:
             continue
@@ -133,12 +135,25 @@ def _legal_changes(
     columns = {name: np.repeat(now[name], n) for name in COLUMNS}
     for name in left:
         columns[name] = np.where([name in chosen for chosen in sets], end[name], now[name]).astype(np.int32)
-    plans = blank_inactive(PlanBatch(n, columns))
-    # A section that goes away takes its columns along.
+    plans, odd = _whole_sections(PlanBatch(n, columns), now, end)
     changed = [tuple(name for name in left if plans[name][i] != now[name][0]) for i in range(n)]
     towards = [bool(names) and all(plans[name][i] == end[name][0] for name in names) for i, names in enumerate(changed)]
-    rows = np.flatnonzero(np.array(towards, dtype=bool) & legal(plans, setting))
+    rows = np.flatnonzero(np.array(towards, dtype=bool) & ~odd)
+    rows = rows[legal(plans.take(rows), setting)]
     return [changed[i] for i in rows], plans.take(rows)
+
+
+def _whole_sections(plans: PlanBatch, now: PlanBatch, end: PlanBatch) -> tuple[PlanBatch, Mask]:
+    """Sections that a change brings or takes away, with all of their columns; and the plans in which one lacks
+    its columns."""
+    odd, columns = np.zeros(len(plans), dtype=bool), dict(plans.columns)
+    for op in SECTIONS:
+        new = plans.has(op) & ~now.has(op)
+        for name in fields_of(op):
+            columns[f"{op}.{name}"] = np.where(new, end[f"{op}.{name}"], columns[f"{op}.{name}"]).astype(np.int32)
+        # A degree is 0 only in a section that is not there.
+        odd |= plans.has(op) & (columns[f"{op}.tp"] == 0)
+    return blank_inactive(PlanBatch(len(plans), columns)), odd
 
 
 def _sets(left: Columns) -> Iterator[list[Columns]]:
@@ -178,10 +193,20 @@ def _change(found: Estimate, words: Sequence[str]) -> Change:
 
 
 def _words(changed: Columns, now: PlanBatch, after: PlanBatch) -> list[str]:
-    words = [_word(name, now, after) for name in changed if not _is_pool(name)]
-    if len(words) < len(changed):
-        words.insert(0, f"pools {_pools(now.plan(0))} -> {_pools(after.plan(0))}")
-    return words
+    pools = [f"pools {_pools(now.plan(0))} -> {_pools(after.plan(0))}"] if any(map(_is_pool, changed)) else []
+    gone = {op for op in SECTIONS if now.has(op)[0] and not after.has(op)[0]}
+    new = {op for op in SECTIONS if after.has(op)[0] and not now.has(op)[0]}
+    kept = [name for name in changed if not _is_pool(name) and owner_of(name) not in gone | new]
+    words = [f"{name} {_value(name, now)} -> {_value(name, after)}" for name in kept]
+    words += [f"no stage {op}" for op in SECTIONS if op in gone]
+    for op in (op for op in SECTIONS if op in new):
+        fields = [f"{name.partition('.')[2]} {_value(name, after)}" for name in changed if owner_of(name) is op]
+        words.append(f"a stage {op} ({' '.join(fields)})")
+    return pools + words
+
+
+def _value(name: str, plan: PlanBatch) -> str:
+    return value_text(name, int(plan[name][0]))
 
 
 def _pools(plan: Plan) -> str:
@@ -190,13 +215,6 @@ def _pools(plan: Plan) -> str:
         for pool in plan.pools
     }
     return " | ".join(f"{'+'.join(homes[pool.name])} {pool.devices}" for pool in plan.pools)
-
-
-def _word(name: str, now: PlanBatch, after: PlanBatch) -> str:
-    before, value, op = value_text(name, int(now[name][0])), value_text(name, int(after[name][0])), owner_of(name)
-    if op is not None and not after.has(op)[0]:
-        return f"{name} {before} -> gone"
-    return f"{name} = {value}" if op is not None and not now.has(op)[0] else f"{name} {before} -> {value}"
 
 
 def comparison_text(found: Comparison, names: tuple[str, str] = ("a", "b")) -> str:

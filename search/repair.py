@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from analytic.estimate import estimate, section_cost
 from analytic.fit import setup
 from analytic.memory import Shortfall, shortfall
-from ir.batch import COLUMNS, HOME, PlanBatch, batch_of, concatenate
+from ir.batch import COLUMNS, PlanBatch, batch_of, concatenate
 from ir.cluster import Cluster
 from ir.documents import plain
-from ir.graph import Op
 from ir.plan import SECTIONS, Plan
 from ir.setting import Setting
+from search.relaid import relaid
 from search.report import size_text
 from space.axes import Space
 from space.enumerate import LegalSpace, legal_space
-
-LAYOUTS = 8192
-"""Layouts of a section that are looked at, those with fewest changes."""
 
 SECTIONS_CHANGED = 4
 """Most sections that change."""
@@ -48,7 +43,7 @@ def misfit(space: Space, setting: Setting, cluster: Cluster, plan: Plan) -> Misf
     if short is None:
         return None
     nearest = _nearest(legal_space(space, setting), cluster, batch)
-    return Misfit(short=short, nearest=nearest, changes=() if nearest is None else _changes(plan, nearest))
+    return Misfit(short=short, nearest=nearest, changes=() if nearest is None else changes(plan, nearest))
 
 
 def misfit_text(found: Misfit) -> str:
@@ -66,7 +61,7 @@ def _nearest(legal: LegalSpace, cluster: Cluster, plan: PlanBatch) -> Plan | Non
     """Section by section: of all single changes the least that suffices, or else the one that helps most and go on."""
     job, now = legal.setting.job, plan
     for _ in range(SECTIONS_CHANGED):
-        near = concatenate([now, *_relaid(legal, now)])
+        near = concatenate([now, *relaid(legal, now)])
         found = estimate(job, near, cluster)
         changed = np.sum([near[name] != plan[name][0] for name in COLUMNS], axis=0)
         fits = np.flatnonzero(found.memory.fill <= 1.0 - job.limits.memory_margin)
@@ -79,31 +74,7 @@ def _nearest(legal: LegalSpace, cluster: Cluster, plan: PlanBatch) -> Plan | Non
     return None
 
 
-def _relaid(legal: LegalSpace, plan: PlanBatch) -> Iterator[PlanBatch]:
-    """The plan with every other layout of one of its sections, those with fewest changes."""
-    for op in legal.setting.sections:
-        if plan.has(op)[0]:
-            rows = _layouts(legal, plan, op)
-            n = len(next(iter(rows.values())))
-            yield PlanBatch(n, {name: np.repeat(plan[name], n) for name in COLUMNS} | rows)
-
-
-def _layouts(legal: LegalSpace, plan: PlanBatch, op: Op) -> dict[str, NDArray[np.int32]]:
-    """Columns of a section's layouts on its pool."""
-    table, home = legal.tables[op], HOME[op]
-    first, last = table.rows_of(
-        int(plan[f"group.{home}"][0]), int(plan[f"devices.{home}"][0]), int(plan["staleness"][0])
-    )
-    here = np.array([plan[f"{op}.{name}"][0] for name in table.fields])
-    rows = table.rows[first:last]
-    rows = rows[np.argsort((rows != here).sum(axis=1), kind="stable")[: max(LAYOUTS // table.num_free, 1)]]
-    columns = {f"{op}.{name}": np.repeat(rows[:, i], table.num_free) for i, name in enumerate(table.fields)}
-    grid = np.meshgrid(*(np.asarray(values, dtype=np.int32) for _, values in table.free), indexing="ij")
-    free = {f"{op}.{name}": values.reshape(-1) for (name, _), values in zip(table.free, grid, strict=True)}
-    return columns | {name: np.tile(values, len(rows)) for name, values in free.items()}
-
-
-def _changes(plan: Plan, other: Plan) -> tuple[str, ...]:
+def changes(plan: Plan, other: Plan) -> tuple[str, ...]:
     """AXIS=VALUE of `other` where it is not like `plan`."""
     before, after = plain(plan), plain(other)
     return tuple(

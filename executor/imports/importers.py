@@ -1,0 +1,37 @@
+"""The importers by the name that `tune.py import --from` takes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Protocol
+
+from executor.imports.imported import Imported
+from ir.errors import InputError
+
+
+class Read(Protocol):
+    """Reads one framework's configuration."""
+
+    def __call__(self, text: str, *, where: str) -> Imported:
+        """The job, plan and devices of a configuration.
+
+        Raises:
+            InputError: a key that is unknown, or that no plan can express.
+        """
+
+
+IMPORTERS: Mapping[str, Read] = {}
+
+
+def importer(name: str) -> Read:
+    """The importer of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in IMPORTERS:
+        close = difflib.get_close_matches(name, IMPORTERS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError("from", f"must be one of {', '.join(IMPORTERS)}{hint}", repr(name))
+    return IMPORTERS[name]
