@@ -11,13 +11,17 @@ TORCH_BACKEND ?= auto
 WHEELS := $(or $(UV_FIND_LINKS),$(PIP_FIND_LINKS))
 TORCH_FLAG := $(if $(wildcard $(addsuffix /torch-*.whl,$(WHEELS))),,--torch-backend=$(TORCH_BACKEND))
 
-.PHONY: tune test lint types bench bench-model clean
+.PHONY: tune test test-exports lint types bench bench-model clean
 
 tune: $(VENV)/installed
 	$(BIN)/python tune.py
 
 test: $(VENV)/installed lint types
 	$(BIN)/python -m pytest
+
+# Plans exported and loaded by the frameworks themselves, each in an environment of its own; NAMES="verl trl" for some.
+test-exports: $(VENV)/installed
+	UV_FIND_LINKS="$(WHEELS)" $(BIN)/python tests/exports/run.py $(NAMES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -41,4 +45,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-exports .pytest_cache .mypy_cache .ruff_cache .hypothesis
