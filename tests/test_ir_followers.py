@@ -1,0 +1,88 @@
+"""Sections that run on the engine of another: refused where they do not match, and made to match."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from test_examples import FOLDER
+
+from ir.backend import Backend, Follower
+from ir.batch import batch_of
+from ir.errors import InputError
+from ir.followers import follow
+from ir.graph import Op
+from ir.job import load_job
+from ir.plan import Plan
+from ir.rules import check, legal, setting_of
+from ir.systems import load_cluster
+from space.build import default_space
+from space.enumerate import legal_space
+from space.presets import presets
+
+JOB = load_job(FOLDER / "grpo-qwen2.5-7b" / "job.toml")
+CLUSTER = load_cluster("dgx-h100:16")
+ONE_ENGINE = Backend(
+    name="one-engine",
+    what="a trainer whose passes run on its own engine",
+    values={},
+    follows=(
+        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=("tp", "pp", "cp", "ep", "zero", "unit")),
+        Follower(op=Op.REFERENCE_LOGPROB, leader=Op.UPDATE_ACTOR),
+    ),
+)
+SETTING = setting_of(JOB, CLUSTER, ONE_ENGINE)
+PLAN = presets(setting_of(JOB, CLUSTER))["verl-colocated"]
+
+
+def changed(plan: Plan, **sections: dict[str, object]) -> Plan:
+    """The plan with other fields in some sections."""
+    return msgspec.structs.replace(
+        plan, **{name: msgspec.structs.replace(getattr(plan, name), **fields) for name, fields in sections.items()}
+    )
+
+
+def test_a_plan_that_matches_is_legal_and_stays_as_it_is():
+    check(PLAN, SETTING)
+    assert follow(batch_of([PLAN]), ONE_ENGINE).plan(0) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("fields", "where", "rule"),
+    [
+        ({"tp": 2}, "old_logprob.tp", "must be that of update_actor"),
+        ({"zero": 0}, "old_logprob.zero", "must be 3 exactly if update_actor.zero is"),
+        ({"micro_batch": 4, "micro_tokens": 0}, "old_logprob.micro_tokens", "above 0 exactly if update_actor"),
+    ],
+)
+def test_a_plan_that_does_not_match_is_refused(fields: dict[str, object], where: str, rule: str):
+    with pytest.raises(InputError) as error:
+        check(changed(PLAN, old_logprob=fields), SETTING)
+    assert error.value.where == f"plan: {where}"
+    assert rule in error.value.rule
+    assert "(rule old_logprob-follows-update_actor)" in error.value.rule
+
+
+def test_a_follower_without_that_field_may_differ():
+    check(changed(PLAN, reference_logprob={"micro_batch": 4, "micro_tokens": 0}), SETTING)
+
+
+def test_drawn_plans_can_be_made_to_match():
+    space = legal_space(default_space(SETTING), SETTING)
+    rng = np.random.default_rng(0)
+    drawn = [factor.draw(4, rng) for _, factor in zip(range(40), space.factors(), strict=False)]
+    for batch in drawn:
+        followed = follow(batch, ONE_ENGINE)
+        assert (followed["old_logprob.tp"] == np.where(batch.has(Op.OLD_LOGPROB), batch["update_actor.tp"], 0)).all()
+        assert (follow(followed, ONE_ENGINE)["old_logprob.micro_tokens"] == followed["old_logprob.micro_tokens"]).all()
+        names = {rule for plan in map(followed.plan, range(len(followed))) for rule in _broken(plan)}
+        assert not {name for name in names if "follows" in name}
+
+
+def _broken(plan: Plan) -> list[str]:
+    batch = batch_of([plan])
+    if legal(batch, SETTING)[0]:
+        return []
+    with pytest.raises(InputError) as error:
+        check(plan, SETTING)
+    return [error.value.rule]
