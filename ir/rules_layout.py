@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ir.backend import Backend
 from ir.graph import Op
-from ir.plan import SECTIONS, Generate, Pass, Update
+from ir.layouts import ALL, ENGINES, FILLING, TRAINERS, UPDATES, Array, replica, replicas
+from ir.rules_training import TRAINING_RULES
 from ir.setting import Columns, LayoutRule, Mask, Section
-
-_ENGINES = tuple(op for op, kind in SECTIONS.items() if kind is Generate)
-_PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
-_UPDATES = tuple(op for op, kind in SECTIONS.items() if kind is Update)
-_FILLING = (*_ENGINES, *_PASSES)
-"""Sections whose replicas fill the pool."""
-_TRAINERS = (*_PASSES, *_UPDATES)
-_ALL = tuple(SECTIONS)
-Array = NDArray[Any]
-
-
-def _replica(x: Columns, s: Section) -> Array:
-    """Devices of one replica."""
-    return np.asarray(x["tp"].astype(np.int64) * x["pp"] * (1 if s.op in _ENGINES else x["cp"]))
-
-
-def _replicas(x: Columns, s: Section) -> Array:
-    """Replicas on the pool; at least 1, so that other rules can be judged on plans that do not fit."""
-    return np.asarray(x["dp"]) if s.op in _UPDATES else np.maximum(x["devices"] // _replica(x, s), 1)
 
 
 def _heads_divide(x: Columns, s: Section) -> Mask:
@@ -45,7 +24,7 @@ def _inside_a_domain(x: Columns, s: Section) -> Mask | bool:
 
 def _layers_fill(x: Columns, s: Section) -> Mask:
     """Pieces of equal size, the last one smaller: it must not be empty."""
-    pieces = x["pp"].astype(np.int64) * (x["vpp"] if s.op in _UPDATES else 1)
+    pieces = x["pp"].astype(np.int64) * (x["vpp"] if s.op in UPDATES else 1)
     size = -(-s.shape.layers // pieces)
     return np.asarray((pieces - 1) * size < s.shape.layers)
 
@@ -56,8 +35,8 @@ def _experts_divide(x: Columns, s: Section) -> Mask:
 
 def _experts_inside(x: Columns, s: Section) -> Mask:
     """Devices that hold the same layers are tp x cp x replicas."""
-    divided = x["ep"].astype(np.int64) * (x["etp"] if s.op in _UPDATES else 1)
-    same_layers = x["tp"].astype(np.int64) * (1 if s.op in _ENGINES else x["cp"]) * _replicas(x, s)
+    divided = x["ep"].astype(np.int64) * (x["etp"] if s.op in UPDATES else 1)
+    same_layers = x["tp"].astype(np.int64) * (1 if s.op in ENGINES else x["cp"]) * replicas(x, s)
     return np.asarray(same_layers % divided == 0)
 
 
@@ -71,45 +50,40 @@ def _a_sequence_fits(x: Columns, s: Section) -> Mask:
     return np.asarray((budget == 0) | (budget >= s.setting.job.workload.max_tokens))
 
 
-def _micro_batches(x: Columns, s: Section) -> Array:
-    """Micro-batches of a replica, where they are counted in sequences."""
-    return np.asarray(-(-s.sequences // (_replicas(x, s).astype(np.int64) * np.maximum(x["micro_batch"], 1))))
-
-
 def _in_flight(x: Columns, s: Section) -> Array:
     """Most sequences an engine can hold: those of the step being generated and of the k steps ahead of it."""
     started = int(np.ceil(s.setting.job.generated_sequences))
-    return np.asarray(-(-started * (1 + x["staleness"].astype(np.int64)) // _replicas(x, s)))
+    return np.asarray(-(-started * (1 + x["staleness"].astype(np.int64)) // replicas(x, s)))
 
 
 LAYOUT_RULES: tuple[LayoutRule, ...] = (
     LayoutRule(
         name="replicas-fill-the-pool",
-        ops=_FILLING,
+        ops=FILLING,
         path="tp",
         reads=("devices", "tp", "pp", "cp"),
-        holds=lambda x, s: x["devices"] % _replica(x, s) == 0,
+        holds=lambda x, s: x["devices"] % replica(x, s) == 0,
         message="times the section's other degrees must divide the devices of its pool",
     ),
     LayoutRule(
         name="replicas-fit-the-pool",
-        ops=_UPDATES,
+        ops=UPDATES,
         path="dp",
         reads=("devices", "tp", "pp", "cp", "dp"),
-        holds=lambda x, s: _replica(x, s) * x["dp"] <= x["devices"],
+        holds=lambda x, s: replica(x, s) * x["dp"] <= x["devices"],
         message="times the section's tp, pp and cp must not exceed the devices of its pool",
     ),
     LayoutRule(
         name="half-the-pool-works",
-        ops=_UPDATES,
+        ops=UPDATES,
         path="dp",
         reads=("devices", "tp", "pp", "cp", "dp"),
-        holds=lambda x, s: 2 * _replica(x, s) * x["dp"] >= x["devices"],
+        holds=lambda x, s: 2 * replica(x, s) * x["dp"] >= x["devices"],
         message="times the section's tp, pp and cp must be at least half of the devices of its pool",
     ),
     LayoutRule(
         name="tensor-parallel-divides-the-heads",
-        ops=_ALL,
+        ops=ALL,
         path="tp",
         reads=("tp",),
         holds=_heads_divide,
@@ -117,7 +91,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="tensor-parallel-inside-a-domain",
-        ops=_ALL,
+        ops=ALL,
         path="tp",
         reads=("tp", "group"),
         holds=_inside_a_domain,
@@ -125,47 +99,15 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="layers-fill-the-pipeline",
-        ops=_ALL,
+        ops=ALL,
         path="pp",
         reads=("pp", "vpp"),
         holds=_layers_fill,
         message="every piece of the pipeline must have a layer when layers are dealt out evenly",
     ),
     LayoutRule(
-        name="interleaving-needs-a-pipeline",
-        ops=_UPDATES,
-        path="vpp",
-        reads=("pp", "vpp"),
-        holds=lambda x, s: (x["vpp"] == 1) | (x["pp"] > 1),
-        message="must be 1 without a pipeline: pp above 1",
-    ),
-    LayoutRule(
-        name="interleaving-divides-the-layers",
-        ops=_UPDATES,
-        path="vpp",
-        reads=("pp", "vpp"),
-        holds=lambda x, s: (x["vpp"] == 1) | (s.shape.layers % (x["pp"] * x["vpp"]) == 0),
-        message="times pp must divide the model's layers",
-    ),
-    LayoutRule(
-        name="interleaving-runs-in-rounds",
-        ops=_UPDATES,
-        path="vpp",
-        reads=("pp", "vpp", "dp", "micro_batch"),
-        holds=lambda x, s: (x["vpp"] == 1) | ((x["micro_batch"] > 0) & (_micro_batches(x, s) % x["pp"] == 0)),
-        message="above 1 needs micro-batches by sequences, as many as a multiple of pp",
-    ),
-    LayoutRule(
-        name="pipeline-is-filled",
-        ops=_UPDATES,
-        path="pp",
-        reads=("pp", "dp", "micro_batch"),
-        holds=lambda x, s: (x["pp"] == 1) | (x["micro_batch"] == 0) | (_micro_batches(x, s) >= x["pp"]),
-        message="must not exceed a replica's micro-batches: the pipeline would never be full",
-    ),
-    LayoutRule(
         name="experts-divide",
-        ops=_ALL,
+        ops=ALL,
         path="ep",
         reads=("ep",),
         holds=_experts_divide,
@@ -173,7 +115,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="experts-inside-the-replicas",
-        ops=_ALL,
+        ops=ALL,
         path="ep",
         reads=("devices", "tp", "pp", "cp", "dp", "ep", "etp"),
         holds=_experts_inside,
@@ -181,7 +123,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="backend-divides-an-engines-experts",
-        ops=_ENGINES,
+        ops=ENGINES,
         path="ep",
         reads=("tp", "ep"),
         holds=_engine_experts,
@@ -189,7 +131,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="expert-tensor-parallel-is-one-or-all",
-        ops=_UPDATES,
+        ops=UPDATES,
         path="etp",
         reads=("tp", "etp"),
         holds=lambda x, s: (x["etp"] == 1) | ((x["etp"] == x["tp"]) & (s.shape.moe is not None)),
@@ -197,31 +139,15 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="context-parallel-divides-the-sequence",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="cp",
         reads=("cp",),
         holds=lambda x, s: (x["cp"] == 1) | (s.setting.job.workload.max_tokens % (2 * x["cp"]) == 0),
         message="times 2 must divide the longest sequence, which is dealt out from both ends",
     ),
     LayoutRule(
-        name="zero-needs-replicas",
-        ops=_TRAINERS,
-        path="zero",
-        reads=("zero", "devices", "tp", "pp", "cp", "dp"),
-        holds=lambda x, s: (x["zero"] == 0) | (_replicas(x, s) * x["cp"] > 1),
-        message="must be 0 without replicas to divide over: replicas x cp above 1",
-    ),
-    LayoutRule(
-        name="zero-excludes-a-pipeline",
-        ops=_TRAINERS,
-        path="zero",
-        reads=("zero", "pp"),
-        holds=lambda x, s: (x["pp"] == 1) | (x["zero"] <= 1),
-        message="above 1 excludes a pipeline, whose micro-batches would gather or reduce every time",
-    ),
-    LayoutRule(
         name="dp-divides-the-minibatch",
-        ops=_UPDATES,
+        ops=UPDATES,
         path="dp",
         reads=("dp",),
         holds=lambda x, s: s.sequences % x["dp"] == 0,
@@ -229,7 +155,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="one-unit-of-micro-batch",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="micro_batch",
         reads=("micro_batch", "micro_tokens"),
         holds=lambda x, s: (x["micro_batch"] > 0) != (x["micro_tokens"] > 0),
@@ -237,7 +163,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="micro-tokens-hold-a-sequence",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="micro_tokens",
         reads=("micro_tokens", "cp"),
         holds=_a_sequence_fits,
@@ -245,15 +171,15 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="micro-batch-fits",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="micro_batch",
         reads=("micro_batch", "devices", "tp", "pp", "cp", "dp"),
-        holds=lambda x, s: x["micro_batch"] <= -(-s.sequences // _replicas(x, s)),
+        holds=lambda x, s: x["micro_batch"] <= -(-s.sequences // replicas(x, s)),
         message="must not exceed a replica's sequences",
     ),
     LayoutRule(
         name="concurrency-fits",
-        ops=_ENGINES,
+        ops=ENGINES,
         path="concurrency",
         reads=("concurrency", "devices", "tp", "pp", "staleness"),
         holds=lambda x, s: x["concurrency"] <= _in_flight(x, s),
@@ -261,7 +187,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="backend-sizes-the-cache-by-memory",
-        ops=_ENGINES,
+        ops=ENGINES,
         path="memory_percent",
         reads=("memory_percent",),
         holds=lambda x, s: (
@@ -271,7 +197,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="fp8-needs-the-device",
-        ops=(*_ENGINES, *_UPDATES),
+        ops=(*ENGINES, *UPDATES),
         path="precision",
         reads=("precision", "group"),
         holds=lambda x, s: (x["precision"] == 0) | s.of_group(x["group"], "fp8"),
@@ -279,7 +205,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="offload-needs-host-memory",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="offload",
         reads=("offload", "group"),
         holds=lambda x, s: (x["offload"] == 0) | s.of_group(x["group"], "host"),
@@ -293,6 +219,7 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
         holds=lambda x, s: x["offload"] == 0,
         message="must be none: offload of the model's update says where its weights wait",
     ),
+    *TRAINING_RULES,
 )
 
 
