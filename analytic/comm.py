@@ -82,16 +82,40 @@ def nodes_of(levels: Levels, ranks: int, stride: int = 1) -> int:
 
 
 def overlap_of(levels: Levels, ranks: Int, stride: ArrayLike = 1) -> Float:
-    """Share of a group's traffic that hides under products: scale-up links take processors and memory from them,
-    network cards hardly any. For `analytic.device.overlapped`."""
-    share, reach, size = kernel_facts()["overlap"], np.asarray(ranks) * np.asarray(stride), 1
+    """Share of messages between a group's neighbours that hides under products: scale-up links take processors and
+    memory from them, network cards hardly any. For `analytic.device.overlapped`."""
+    reach, size = np.asarray(ranks) * np.asarray(stride), 1
     found = np.zeros(reach.shape)
     for index, level in enumerate(levels):
-        usual = share["scale_up"] if index < domain_of(levels) else share["network"]
         # The outermost level that a group reaches is its slowest.
-        found = np.where((reach > size) | (index == 0), usual if level.overlap is None else level.overlap, found)
+        found = np.where((reach > size) | (index == 0), _hidden(levels, index), found)
         size *= level.size
     return found
+
+
+def collective_overlap(levels: Levels, ranks: Int, stride: ArrayLike = 1) -> Float:
+    """The same of a ring collective: levels work at the same time, but what each takes from products adds up, so a
+    group that spans nodes hides less than its network traffic alone would. By the bandwidth of large messages."""
+    members, strides = np.broadcast_arrays(np.asarray(ranks), np.asarray(stride))
+    inside, size = np.ones(members.shape), 1
+    taken, longest = np.zeros(members.shape), np.full(members.shape, 1e-30)
+    for index, level in enumerate(levels):
+        size *= level.size
+        reached = members if index == len(levels) - 1 else np.minimum(np.maximum(size // strides, 1), members)
+        here = np.maximum(np.ceil(reached / inside), 1.0)
+        seconds = (here > 1) * (1.0 - 1.0 / (here * inside)) / inside / device_bandwidth(levels, index)
+        taken = taken + (1.0 - _hidden(levels, index)) * seconds
+        longest, inside = np.maximum(longest, seconds), np.maximum(inside, reached)
+    alone = np.where(members > 1, taken / longest, 1.0 - _hidden(levels, 0))
+    return np.asarray(np.maximum(1.0 - alone, 0.0))
+
+
+def _hidden(levels: Levels, index: int) -> float:
+    """Share of a level's traffic that hides under products."""
+    share = kernel_facts()["overlap"]
+    usual = float(share["scale_up"] if index < domain_of(levels) else share["network"])
+    own = levels[index].overlap
+    return usual if own is None else own
 
 
 def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[int, int], engine: bool) -> Float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.activations import fragmentation, held, pass_bytes
-from analytic.comm import overlap_of
+from analytic.comm import collective_overlap
 from analytic.costs import RESHARDED, Columns, Cost
 from analytic.device import overlapped
 from analytic.layers import Spread, spread_of
@@ -97,7 +97,7 @@ def _pass_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns, m
     slowest = slowest_stage(shape, at.pp, layers, forth.head)
     busy, bubble = flight_seconds(slowest, layers + forth.head, micro.batches, at.pp, np.ones_like(at.pp))
     gather = gather_seconds(machine, shape, at, x["zero"])
-    hidden = overlap_of(machine.levels, shards(at)[0].astype(np.int64), at.tp)
+    hidden = collective_overlap(machine.levels, shards(at)[0].astype(np.int64), at.tp)
     sharded = micro.batches * (overlapped(slowest, gather, hidden) - slowest + gather / shape.layers)
     part = busy / (layers + forth.head)
     return {
@@ -161,7 +161,7 @@ def update_memory(
 
 def _extra_groups(at: Spread) -> Float:
     """Communicators beyond one: a device has one for each dimension that it is parallel in."""
-    groups = sum((degree > 1).astype(np.float64) for degree in (at.tp, at.pp, at.cp, at.ep, at.dp))
+    groups = sum((degree > 1).astype(np.float64) for degree in (at.tp, at.pp, at.cp, at.ep, at.dp, at.shard))
     return np.maximum(groups - 1.0, 0.0)
 
 
