@@ -17,7 +17,9 @@ from ir.job import Job
 from ir.shape import ModelShape
 
 _ALONE = Spread(
-    **{name: np.ones(1, dtype=np.int64) for name in ("tp", "pp", "cp", "ep", "etp", "dp")}, fp8=np.zeros(1, dtype=bool)
+    **{name: np.ones(1, dtype=np.int64) for name in ("tp", "pp", "cp", "ep", "etp", "dp")},
+    shard=np.zeros(1, dtype=np.int64),
+    fp8=np.zeros(1, dtype=bool),
 )
 
 

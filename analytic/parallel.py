@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.comm import Kind, collective_seconds, overlap_of
+from analytic.comm import Kind, collective_overlap, collective_seconds
 from analytic.costs import Columns
 from analytic.device import overlapped
 from analytic.layers import Spread
 from analytic.priors import priors
 from analytic.setup import Machine
 from analytic.training import Trainer, training
-from analytic.weights import optimizer_bytes, parameters_on_device, shards, trained_on_device, weight_bytes
+from analytic.weights import copies, optimizer_bytes, parameters_on_device, shards, trained_on_device, weight_bytes
 from ir.batch import CODES
 from ir.shape import ModelShape
 
@@ -31,11 +31,15 @@ class Exchange:
     gather: Float
     """Of all its weights for a pass, where ZeRO-3 divides them."""
     reduce: Float
-    """Of all its gradients."""
+    """Of all its gradients, inside groups where ZeRO divides state in groups."""
+    across: Float
+    """Of its shard of the gradients, all-reduced across such groups."""
     renew: Float
     """Of new weights to all replicas after an optimizer step, where ZeRO-1 and -2 divide the optimizer."""
     hidden: Float
     """Share that hides under products."""
+    across_hidden: Float
+    """The same of what goes across groups."""
     tail: Float
     """Share of the last bucket, which nothing hides."""
 
@@ -49,13 +53,16 @@ def exchange(machine: Machine, shape: ModelShape, at: Spread, zero: Zero, traine
     halves = _over_replicas(machine, shape, at, "reduce_scatter", (dense * each, experts * each))
     renew = _over_replicas(machine, shape, at, "all_gather", (dense * width, experts * width))
     bucket = np.maximum(t.bucket_parameters, t.bucket_parameters_per_replica * at.dp)
-    over, _ = shards(at)
-    hidden = overlap_of(machine.levels, over.astype(np.int64), at.tp)
+    across, hidden_across = _across_groups(machine, shape, at, (dense * each, experts * each))
+    hidden = collective_overlap(machine.levels, shards(at)[0].astype(np.int64), at.tp)
+    hides = float(trainer.overlaps and not machine.is_host)
     return Exchange(
         gather=gather_seconds(machine, shape, at, zero),
         reduce=np.where(zero >= 1, halves, whole),
+        across=across,
         renew=np.where((zero == 1) | (zero == 2), renew, 0.0),
-        hidden=hidden if trainer.overlaps and not machine.is_host else np.zeros_like(hidden),
+        hidden=hides * hidden,
+        across_hidden=hides * hidden_across,
         tail=np.minimum(bucket / np.maximum(dense + experts, 1.0), 1.0),
     )
 
@@ -79,6 +86,39 @@ def _over_replicas(machine: Machine, shape: ModelShape, at: Spread, op: Kind, si
     return seconds
 
 
+def _across_groups(machine: Machine, shape: ModelShape, at: Spread, sizes: tuple[Float, Float]) -> tuple[Float, Float]:
+    """(seconds of the all-reduce of every rank's shard of the gradients across the groups that have a copy each, share
+    of it that hides under products)."""
+    if not at.shard.any():
+        return np.zeros(len(at.dp)), np.zeros(len(at.dp))
+    (over, expert_over), (groups, expert_groups) = shards(at), copies(at)
+    stride, (dense, experts) = (at.tp * over).astype(np.int64), sizes
+    seconds = collective_seconds(machine.levels, "all_reduce", dense / over, groups.astype(np.int64), stride)
+    if shape.is_moe:
+        expert_stride = (at.ep * at.etp * expert_over).astype(np.int64)
+        members = expert_groups.astype(np.int64)
+        moved = collective_seconds(machine.levels, "all_reduce", experts / expert_over, members, expert_stride)
+        seconds = seconds + moved
+    return seconds, collective_overlap(machine.levels, groups.astype(np.int64), stride)
+
+
+def exposed_across(e: Exchange, backward: Float, beside: Float) -> Float:
+    """Seconds that a step waits for gradients to be all-reduced across groups: once, after the last micro-batch, since
+    a rank's shard adds those of the others up (MiCS, arXiv:2205.00119, section 3.4; FSDP2, `set_requires_all_reduce`).
+
+    Args:
+        e: The exchange.
+        backward: Seconds of a micro-batch's backward pass on a rank, float64[n].
+        beside: Seconds of other traffic under it, float64[n].
+    """
+    if not e.across.any():
+        return np.zeros_like(backward)
+    moved = e.across * (1.0 - e.tail)
+    both = beside + moved
+    hidden = e.hidden + (e.across_hidden - e.hidden) * moved / np.maximum(both, 1e-30)
+    return overlapped(backward, both, hidden) - overlapped(backward, beside, e.hidden) + e.across * e.tail
+
+
 def exposed_reduction(e: Exchange, zero: Zero, batches: NDArray[np.int64], forward: Float, backward: Float) -> Float:
     """Seconds of gradients and new weights that an optimizer step waits for, ZeRO-3 apart.
 
@@ -92,7 +132,8 @@ def exposed_reduction(e: Exchange, zero: Zero, batches: NDArray[np.int64], forwa
     last = overlapped(backward, e.reduce * (1.0 - e.tail), e.hidden) - backward + e.reduce * e.tail
     first = overlapped(forward, e.renew, e.hidden) - forward
     times = np.where(zero == 2, batches, 1)
-    return np.where(zero == 3, 0.0, times * last + first)
+    across = exposed_across(e, backward, e.reduce * (1.0 - e.tail))
+    return np.where(zero == 3, 0.0, times * last + across + first)
 
 
 def optimizer_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns) -> tuple[Float, Float]:

@@ -47,7 +47,9 @@ class Sharding:
         engine = {
             f"engine_{name}": np.maximum(b[f"generate.{name}"], 1).astype(np.int64) for name in ("tp", "pp", "ep")
         }
-        over = np.where(b["update_actor.zero"] == 3, update["dp"] * update["cp"], 1)
+        shard = b["update_actor.shard"].astype(np.int64)
+        over = np.where(shard > 0, shard, update["dp"] * update["cp"])
+        over = np.where(b["update_actor.zero"] == 3, over, 1)
         return Sharding(devices=b["devices.actor"].astype(np.int64), over=over, **update, **engine)
 
 

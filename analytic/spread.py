@@ -24,6 +24,8 @@ class Spread:
     ep: Int
     etp: Int
     dp: Int
+    shard: Int
+    """Ranks among which ZeRO divides state; 0: among all that hold the same."""
     fp8: NDArray[np.bool_]
 
     @property
@@ -36,8 +38,9 @@ def spread_of(x: Mapping[str, NDArray[np.int32]], dp: Int) -> Spread:
     """From a section's columns and its replicas."""
     one = np.ones(len(dp), dtype=np.int64)
     degrees = {name: x[name].astype(np.int64) if name in x else one for name in ("tp", "pp", "cp", "ep", "etp")}
+    shard = x["shard"].astype(np.int64) if "shard" in x else np.zeros(len(dp), dtype=np.int64)
     fp8 = x["precision"] == 1 if "precision" in x else np.zeros(len(dp), dtype=bool)
-    return Spread(**degrees, dp=dp, fp8=fp8)
+    return Spread(**degrees, dp=dp, shard=shard, fp8=fp8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from analytic.costs import Columns
 from analytic.device import overlapped
 from analytic.layers import Spread, Work
 from analytic.microbatch import Batch, Micro, cut, straggling
-from analytic.parallel import Exchange, exchange, exposed_reduction, optimizer_seconds
+from analytic.parallel import Exchange, exchange, exposed_across, exposed_reduction, optimizer_seconds
 from analytic.priors import priors
 from analytic.setup import Machine
 from analytic.stages import (
@@ -210,7 +210,8 @@ def _sharded(e: Exchange, shape: ModelShape, stage: tuple[Float, Float], batches
     again = np.where(pp > 1, 0.0, e.gather)
     wait = overlapped(forth, e.gather, e.hidden) - forth
     wait = wait + overlapped(back, again + e.reduce, e.hidden) - back + (e.gather + again) / shape.layers
-    return np.where(e.gather > 0, np.where(pp > 1, 1, batches) * wait, 0.0)
+    across = exposed_across(e, back, again + e.reduce)
+    return np.where(e.gather > 0, np.where(pp > 1, 1, batches) * wait + across, 0.0)
 
 
 def _straggling(

@@ -30,9 +30,17 @@ def trained_on_device(shape: ModelShape, at: Spread) -> tuple[Float, Float]:
 
 
 def shards(at: Spread) -> tuple[Float, Float]:
-    """Devices that (dense, expert) state is the same on, over which ZeRO divides it."""
-    devices = (at.dp * at.cp).astype(np.float64)
+    """Devices over which ZeRO divides (dense, expert) state: those that it is the same on, or a group of them."""
+    devices = np.where(at.shard > 0, at.shard, at.dp * at.cp).astype(np.float64)
     return devices, np.maximum(devices * at.tp / (at.ep * at.etp), 1.0)
+
+
+def copies(at: Spread) -> tuple[Float, Float]:
+    """Groups of devices that have a copy of (dense, expert) state each; 1 without hybrid sharding."""
+    devices = (at.dp * at.cp).astype(np.float64)
+    whole = devices, np.maximum(devices * at.tp / (at.ep * at.etp), 1.0)
+    dense, experts = shards(at)
+    return whole[0] / dense, whole[1] / experts
 
 
 def largest_stage(shape: ModelShape, at: Spread) -> tuple[Float, Float]:

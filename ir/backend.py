@@ -21,6 +21,10 @@ DEGREES = ("tp", "pp", "cp", "ep")
 """Parallel degrees that passes and updates both have."""
 
 
+EXTRAS: Values = {"update.shard": (0,)}
+"""The plain values of columns that few engines and trainers have."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follower:
     """A section that runs on the engine of another and so has that one's layout."""
@@ -34,13 +38,15 @@ class Follower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What an engine and a trainer support. A column that `values` does not list is free."""
+    """What an engine and a trainer support. A column that `values` does not list is free, but for those of `EXTRAS`."""
 
     name: str
     what: str
     """In words."""
     values: Values
     """Codes a column may take; `pass.` and `update.` stand for every section of that kind."""
+    extras: tuple[str, ...] = ()
+    """Which of `EXTRAS` it has, all their values."""
     rules: tuple[Rule, ...] = ()
     """Further conditions on the plan's structure."""
     layout_rules: tuple[LayoutRule, ...] = ()
@@ -61,7 +67,8 @@ class Backend:
     """`values` by column of a plan."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "by_column", _expand(self.values))
+        plain = {name: allowed for name, allowed in EXTRAS.items() if name not in self.extras}
+        object.__setattr__(self, "by_column", _expand({**plain, **self.values}))
 
     def runs(self, algorithm: str) -> bool:
         """Whether it runs an algorithm, given by its name."""

@@ -111,6 +111,8 @@ class Layout:
     (chunked prefill), 0 for whole prompts."""
     zero: int = 0
     """ZeRO stage: what data-parallel ranks divide. 1 optimizer state, 2 gradients too, 3 weights too."""
+    shard: int = 0
+    """Ranks among which ZeRO divides it, where groups of them have a copy each; 0: among all."""
     recompute: str = "none"
     """Activations computed again in the backward pass: none, selective (the attention core), full (the layer)."""
     offload: str = "none"

@@ -76,6 +76,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ep: Positive = 1
     etp: Positive = 1
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
+    shard: Count = 0
+    """Ranks, of the dp x cp that hold the same, among which ZeRO divides state (hybrid sharding): each group of so many
+    has a copy, and gradients are reduced across groups; 0: among all."""
     micro_batch: Count = 0
     """Sequences per forward and backward pass of a replica; 0: by tokens."""
     micro_tokens: Count = 0
@@ -216,6 +219,7 @@ _WORDS = {
     "offload": "off-{}",
     "precision": "{}",
     "zero": "z{}",
+    "shard": "shard{}",
 }
 """How fields are written; the others by their name and value."""
 

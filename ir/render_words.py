@@ -150,7 +150,7 @@ def _other_words(layout: Layout) -> list[str]:
         (layout.vpp > 1, f"vpp {layout.vpp}"),
         (layout.ep > 1, f"ep {layout.ep}"),
         (layout.etp > 1, f"etp {layout.etp}"),
-        (layout.zero > 0, f"zero {layout.zero}"),
+        (layout.zero > 0, f"zero {layout.zero}" + f" over {layout.shard}" * (layout.shard > 0)),
         (layout.recompute != "none", f"recompute {layout.recompute}"),
         (layout.offload != "none", f"offload {layout.offload}"),
         (layout.precision != "native", layout.precision),

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from ir.layouts import TRAINERS, UPDATES, micro_batches, replicas
-from ir.setting import LayoutRule
+from ir.setting import Columns, LayoutRule, Mask, Section
+
+
+def _groups_of_replicas(x: Columns, s: Section) -> Mask:
+    ranks, shard = x["dp"].astype(np.int64) * x["cp"], np.maximum(x["shard"], 1)
+    return np.asarray((x["shard"] == 0) | ((shard > 1) & (shard < ranks) & (ranks % shard == 0)))
+
+
+def _fills_a_domain(x: Columns, s: Section) -> Mask | bool:
+    whole = x["shard"].astype(np.int64) * x["tp"] == s.of_group(x["group"], "domain")
+    return s.is_fixed("shard") or np.asarray((x["shard"] == 0) | whole)
+
 
 TRAINING_RULES: tuple[LayoutRule, ...] = (
     LayoutRule(
@@ -53,5 +66,29 @@ TRAINING_RULES: tuple[LayoutRule, ...] = (
         reads=("zero", "pp"),
         holds=lambda x, s: (x["pp"] == 1) | (x["zero"] <= 1),
         message="above 1 excludes a pipeline, whose micro-batches would gather or reduce every time",
+    ),
+    LayoutRule(
+        name="hybrid-sharding-needs-zero",
+        ops=UPDATES,
+        path="shard",
+        reads=("zero", "shard"),
+        holds=lambda x, s: (x["shard"] == 0) | (x["zero"] >= 2),
+        message="must be 0 below ZeRO-2, which divides gradients",
+    ),
+    LayoutRule(
+        name="hybrid-sharding-groups-the-replicas",
+        ops=UPDATES,
+        path="shard",
+        reads=("shard", "dp", "cp"),
+        holds=_groups_of_replicas,
+        message="must be 0, or above 1 and divide dp x cp into several groups",
+    ),
+    LayoutRule(
+        name="hybrid-sharding-fills-a-domain",
+        ops=UPDATES,
+        path="shard",
+        reads=("shard", "tp", "group"),
+        holds=_fills_a_domain,
+        message="times tp must be the devices that the fastest links join: fewer hold more, and more wait for others",
     ),
 )

@@ -190,6 +190,7 @@ def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
         "etp": _powers(domain) if experts > 1 else (1,),
         "dp": tuple(n for n in range(1, largest + 1) if sequences % n == 0),
         "zero": (0, 1, 2, 3) if updates else (0, 3),
+        "shard": _shards(setting),
         "micro_batch": (
             0,
             *_from(min(-(-MIN_TOKENS // workload.max_tokens), MIN_SEQUENCES), _powers(sequences), share),
@@ -202,6 +203,12 @@ def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
         "memory_percent": (0, 50, 60, 70, 80, 90),
         "prefill_tokens": (0, 2048, 8192),
     }
+
+
+def _shards(setting: Setting) -> tuple[int, ...]:
+    """Ranks that fill a domain, for every degree of tensor parallelism inside it, where there are several domains."""
+    several = [group.domain for group in setting.groups if group.domain < group.count]
+    return tuple(sorted({0} | {n // tp for n in several for tp in _powers(n) if n % tp == 0 and tp < n}))
 
 
 def _budgets(longest: int) -> list[int]:

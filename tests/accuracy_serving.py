@@ -73,7 +73,16 @@ def engine(rows: Sequence[Row]) -> Engine:
     one, tp, pp, moe_tp, moe_ep, dp = rows[0], *layout(rows)
     model = shape(one["model"])
     assert model is not None
-    at = Spread(tp=tp, pp=pp, cp=np.ones_like(tp), ep=moe_ep, etp=moe_tp, dp=dp, fp8=np.zeros(len(tp), dtype=bool))
+    at = Spread(
+        tp=tp,
+        pp=pp,
+        cp=np.ones_like(tp),
+        ep=moe_ep,
+        etp=moe_tp,
+        dp=dp,
+        shard=np.zeros_like(tp),
+        fp8=np.zeros(len(tp), dtype=bool),
+    )
     dense, experts = (
         constants().format(machine(one["gpu"]).device, FORMATS[one[c]]) for c in ("gemm_dtype", "moe_dtype")
     )

@@ -18,6 +18,7 @@ from analytic.layers import spread_of
 from analytic.lengths import Distribution
 from analytic.memory import memory, shortfall
 from analytic.microbatch import Batch, cut, straggling
+from analytic.passes import update_memory
 from analytic.stages import flight_seconds, slowest_stage
 from analytic.training import training
 from analytic.update import train_step
@@ -100,6 +101,27 @@ def test_kinds_are_not_negative_and_more_devices_take_less() -> None:
 )
 def test_what_costs_time(change: dict[str, object]) -> None:
     assert sum(step_seconds(replace(ROW, **change)).values()) > sum(step_seconds(ROW).values())  # type: ignore[arg-type]
+
+
+def test_state_in_groups_saves_network_traffic_and_costs_memory() -> None:
+    """64 replicas on 8 nodes: a copy in each node is gathered inside it, and gradients cross the network once a step;
+    the more micro-batches a step has, the more that saves."""
+    shape, m, trainer = gpt(layers=32, hidden=4096, heads=32, ffn=11008, vocab=32000), machine("h100", 64), ROW.traits
+    row = replace(ROW, gpu="h100", num_gpus=64, shape=shape, micro_batch=1, zero=3, recompute="full")
+
+    def seconds_and_bytes(shard: int, micro_batches: int) -> tuple[float, float]:
+        batch = replace(row, global_batch=64 * micro_batches).batch
+        x = row.columns() | {"shard": np.array([shard], dtype=np.int32)}
+        at = spread_of(x, ints(64))
+        kinds, micro = train_step(m, shape, at, x, batch, trainer)
+        resident, _ = update_memory(m, shape, at, x, micro, trainer)
+        return float(kinds["communication"][0]), float(resident["optimizer"][0])
+
+    (whole, held), (grouped, more) = seconds_and_bytes(0, 4), seconds_and_bytes(8, 4)
+    assert grouped < whole
+    assert more == pytest.approx(8 * held)
+    later = seconds_and_bytes(0, 16)[0] - seconds_and_bytes(8, 16)[0]
+    assert later > whole - grouped
 
 
 def test_frozen_weights_save_time_and_fp8_too() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import build
 import msgspec
@@ -18,9 +18,12 @@ from analytic.estimate import estimate, estimate_blocks, stage_keys
 from analytic.fit import machine_of
 from analytic.layers import Spread, Work, forward
 from analytic.lengths import Distribution, length_model
-from analytic.weights import gradient_bytes, optimizer_bytes, parameters_on_device, weight_bytes
+from analytic.parallel import exchange
+from analytic.training import training
+from analytic.weights import copies, gradient_bytes, optimizer_bytes, parameters_on_device, shards, weight_bytes
 from ir.backends import backend
 from ir.batch import batch_of
+from ir.cluster import device_bandwidth
 from ir.graph import Op, Stage
 from ir.lower import lower
 from ir.model import Moe
@@ -37,7 +40,7 @@ STAGES = stage_keys(JOB)
 
 def spread(**degrees: int) -> Spread:
     columns = {name: np.array([degrees.get(name, 1)]) for name in ("tp", "pp", "cp", "ep", "etp", "dp")}
-    return Spread(**columns, fp8=np.array([False]))
+    return Spread(**columns, shard=np.array([degrees.get("shard", 0)]), fp8=np.array([False]))
 
 
 def seconds(plan: Plan, stage: Op) -> float:
@@ -172,6 +175,55 @@ def test_weights_and_state_by_hand() -> None:
         [4 * whole, 1 * whole, 2 * whole],
         [1 * whole, 1 * whole, 2 * whole],
     ]
+
+
+def test_state_in_groups_by_hand() -> None:
+    """Of four replicas that divide state in two groups, each device holds a half instead of a quarter; experts that
+    lie on more devices than a group are held by every group in part."""
+    machine, at, three = machine_of(CLUSTER.groups[0]), spread(dp=4, shard=2), np.array([3], dtype=np.int32)
+    whole = float(build.SHAPE.parameters)
+    assert weight_bytes(machine, build.SHAPE, at, three)[0] == 2 * whole
+    assert gradient_bytes(build.SHAPE, at, three)[0] == 2 * whole
+    assert optimizer_bytes(machine, build.SHAPE, at, three)[0] == 4 * whole
+    assert [float(n[0]) for n in (*shards(at), *copies(at))] == [2, 2, 2, 2]
+    apart = spread(dp=8, ep=4, shard=2)
+    assert [float(n[0]) for n in (*shards(apart), *copies(apart))] == [2, 1, 4, 2]
+
+
+TWO_NODES = machine_of(
+    msgspec.structs.replace(
+        CLUSTER.groups[0],
+        levels=tuple(
+            msgspec.structs.replace(
+                CLUSTER.levels[0], size=size, latency_s=latency, bandwidth=bandwidth, links=size, collectives=()
+            )
+            for size, latency, bandwidth in ((4, 1e-5, 100e9), (2, 1e-4, 10e9))
+        ),
+    )
+)
+
+
+def test_gradients_of_groups_by_hand() -> None:
+    """Eight replicas on two nodes that divide state within a node: a ring of 4 reduces inside, then every device
+    all-reduces its quarter with its like on the other node."""
+    trainer, three = training().trainers["flash"], np.array([3], dtype=np.int32)
+    found = exchange(TWO_NODES, build.SHAPE, spread(dp=8, shard=4), three, trainer)
+    whole, inner = float(build.SHAPE.parameters), device_bandwidth(TWO_NODES.levels, 0)
+    outer = device_bandwidth(TWO_NODES.levels, 1)
+    gradients = trainer.gradient_bytes * whole
+    assert found.reduce[0] == pytest.approx(1.5 * 1e-5 + 3 / 4 * gradients / inner)
+    assert found.across[0] == pytest.approx(1e-4 + gradients / 4 / outer)
+    assert found.gather[0] == pytest.approx(1.5 * 1e-5 + 3 / 4 * 4 * whole / inner)
+    over_all = exchange(TWO_NODES, build.SHAPE, spread(dp=8), three, trainer)
+    assert over_all.gather[0] > found.gather[0], "the network takes part"
+
+
+def test_one_group_of_all_is_no_group() -> None:
+    trainer = training().trainers["flash"]
+    for zero in (2, 3):
+        stage = np.array([zero], dtype=np.int32)
+        plain, grouped = (exchange(TWO_NODES, build.SHAPE, spread(dp=8, shard=n), stage, trainer) for n in (0, 8))
+        assert all(np.array_equal(getattr(plain, f.name), getattr(grouped, f.name)) for f in fields(plain))
 
 
 def test_one_plan_or_all_of_them_cost_the_same() -> None:

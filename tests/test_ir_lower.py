@@ -182,7 +182,7 @@ def test_streaming_marks_what_can_take_finished_groups() -> None:
 
 
 def test_placement_and_layouts_follow_the_plan() -> None:
-    update = {"dp": 2, "tp": 2, "zero": 1, "micro_batch": 8, "recompute": "full", "offload": "optimizer"}
+    update = {"dp": 2, "tp": 2, "zero": 2, "shard": 2, "micro_batch": 8, "recompute": "full", "offload": "optimizer"}
     plan = build.full_plan(
         JOBS["ppo"],
         pools={"rollout": 2, "critic": 1, "train": 4},

@@ -183,6 +183,18 @@ BROKEN: dict[str, Broken] = {
         path="update_actor.zero", got="2",
         plan={"pools": {"rollout": 1, "train": 4}, "change": {"update_actor": {"dp": 2, "pp": 2, "zero": 2}}},
     ),
+    "hybrid-sharding-needs-zero": Broken(
+        devices=replace(NODE, domain=2), path="update_actor.shard", got="2",
+        plan={"pools": {"rollout": 1, "train": 4}, "change": {"update_actor": {"dp": 4, "zero": 1, "shard": 2}}},
+    ),
+    "hybrid-sharding-groups-the-replicas": Broken(
+        devices=replace(NODE, domain=4), path="update_actor.shard", got="4",
+        plan={"pools": {"rollout": 1, "train": 4}, "change": {"update_actor": {"dp": 4, "zero": 3, "shard": 4}}},
+    ),
+    "hybrid-sharding-fills-a-domain": Broken(
+        path="update_actor.shard", got="2",
+        plan={"pools": {"rollout": 1, "train": 4}, "change": {"update_actor": {"dp": 4, "zero": 3, "shard": 2}}},
+    ),
     "dp-divides-the-minibatch": Broken(
         path="update_actor.dp", got="3", plan={"pools": {"rollout": 1, "train": 3}, "change": {"update_actor": {"dp": 3}}},
     ),
@@ -325,6 +337,21 @@ def test_a_fixed_degree_may_leave_its_domain() -> None:
     setting = Setting(job=GRPO, groups=(replace(NODE, domain=2),))
     assert broken_rules(batch_of([plan]), setting) == ["tensor-parallel-inside-a-domain"]
     assert broken_rules(batch_of([plan]), setting.with_fixed(frozenset({"generate.tp"}))) == []
+
+
+def test_backends_divide_state_in_groups_from_their_own_stage() -> None:
+    def plan(zero: int) -> PlanBatch:
+        update = {"dp": 4, "zero": zero, "shard": 2, "micro_batch": 4}
+        pools = {"rollout": 1, "train": 4}
+        return batch_of([build.full_plan(GRPO, pools=pools, change={"generate": CACHE, "update_actor": update})])
+
+    def broken(name: str, zero: int) -> list[str]:
+        groups = (replace(NODE, domain=2),)
+        return broken_rules(plan(zero), Setting(job=GRPO, groups=groups, backend=backend(name)))
+
+    assert (broken("torch", 2), broken("torch", 3), broken("deepspeed", 3)) == ([], [], [])
+    assert broken("deepspeed", 2) == ["mics-divides-weights"]
+    assert "backend-supports-update_actor.shard" in broken("megatron", 3)
 
 
 @pytest.mark.parametrize(

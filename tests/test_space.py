@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ir.backends import backend
 from ir.batch import COLUMNS, PlanBatch, batch_of
 from ir.errors import InputError
+from ir.graph import Op
 from ir.job import Job
 from ir.plan import Plan
 from ir.rules import breaches, legal
@@ -25,9 +26,11 @@ from space.build import default_space, parse_fix, pool_sizes, value_text
 from space.enumerate import LegalSpace, enumerate_legal, legal_space
 from space.neighbours import neighbours, neighbours_in
 from space.selectivity import selectivity
+from space.tables import section_table
 
 JOBS = build.jobs()
 NODE = Devices(count=4, domain=4, fp8=True, host=True)
+DOMAINS = Devices(count=8, domain=4, host=True)
 
 
 def local(job: Job, devices: int) -> Setting:
@@ -98,9 +101,27 @@ def test_a_value_off_its_axis_is_refused(plan: Plan, message: str) -> None:
     assert str(caught.value) == message
 
 
+def test_state_is_divided_among_all_or_in_each_domain() -> None:
+    """A domain has 4 devices: 4 ranks of one device fill it, or 2 of two."""
+    setting = Setting(job=JOBS["grpo"], groups=(DOMAINS,))
+    assert default_space(setting)["update_actor.shard"] == (0, 2, 4)
+    assert default_space(Setting(job=JOBS["grpo"], groups=(NODE,)))["update_actor.shard"] == (0,), "a single domain"
+    with_megatron = Setting(job=JOBS["grpo"], groups=(DOMAINS,), backend=backend("megatron"))
+    assert default_space(with_megatron)["update_actor.shard"] == (0,)
+    table = section_table(default_space(setting), setting, Op.UPDATE_ACTOR)
+    columns = {name: table.rows[:, i] for i, name in enumerate(table.fields)}
+    grouped = columns["shard"] > 0
+    found = {
+        tuple(int(columns[name][row]) for name in ("tp", "shard", "zero")) for row in np.flatnonzero(grouped).tolist()
+    }
+    assert found == {(1, 4, 2), (1, 4, 3), (2, 2, 2), (2, 2, 3)}
+    assert (columns["dp"] * columns["cp"])[grouped].min() == 4
+
+
 SPACES: dict[str, LegalSpace] = {
     "local": legal_space(SPACE, SETTING),
     **{kind: legal_space(default_space(s), s) for kind, s in ((k, Setting(job=j, groups=(NODE,))) for k, j in JOBS.items())},
+    "two domains": legal_space(default_space(d := Setting(job=JOBS["grpo"], groups=(DOMAINS,))), d),
     "two groups": legal_space(default_space(s := Setting(job=JOBS["ppo"], groups=(NODE, NODE))), s),
     "megatron": legal_space(default_space(m := Setting(job=JOBS["grpo"], groups=(NODE,), backend=backend("megatron"))), m),
 }  # fmt: skip
