@@ -19,6 +19,7 @@ from ir.shape import ModelShape
 Float = NDArray[np.float64]
 
 SELECTIVE, FULL = CODES["recompute"].index("selective"), CODES["recompute"].index("full")
+ZERO_BUBBLE = CODES["schedule"].index("zero-bubble")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Held:
     logits: Float
     """What the loss keeps on the last rank."""
     peak: Float
-    """The larger of the first rank with all micro-batches in flight, and the last with one and the logits."""
+    """The larger of the first rank with all micro-batches in flight, and the last with one and the logits, and what
+    weight gradients that are put off need."""
 
 
 def held(
@@ -60,7 +62,7 @@ def held(
         working = np.where(full, layer, 0.0)
         return Held(layers=first, working=working, logits=logits, peak=first + working + logits)
     working = np.where(full, 2.0 * layer, layer)
-    last = np.minimum(in_flight(at, x, micro), 1.0) * stage * kept
+    last = (np.minimum(in_flight(at, x, micro), 1.0) * kept + put_off(at, x, micro) * layer) * stage
     # The loss is over when layers begin to go back.
     peak = np.maximum(first + working, last + np.maximum(logits, working))
     return Held(layers=first, working=working, logits=logits, peak=peak)
@@ -71,6 +73,13 @@ def in_flight(at: Spread, x: Columns, micro: Micro) -> Float:
     more if its layers are interleaved (arXiv:2104.04473, section 2.2)."""
     interleaved = 1.0 + (at.pp - 1) / (at.pp * x["vpp"]) * (x["vpp"] > 1)
     return np.minimum(micro.batches, at.pp * interleaved)
+
+
+def put_off(at: Spread, x: Columns, micro: Micro) -> Float:
+    """Micro-batches whose weight gradients the last pipeline rank of a zero-bubble schedule has put off: as many as the
+    first rank has in flight, but one. They need inputs and gradients of all products, which take about what a layer
+    keeps, recomputed or not (32 of 34 bytes, arXiv:2401.10241, table 1)."""
+    return np.where(x["schedule"] == ZERO_BUBBLE, in_flight(at, x, micro) - 1.0, 0.0)
 
 
 def layer_bytes(

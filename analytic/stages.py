@@ -147,10 +147,25 @@ def slowest_stage(shape: ModelShape, pp: Int, layers: Float, head: Float) -> Flo
     return np.maximum(most * layers, last * layers + head)
 
 
-def flight_seconds(slowest: Float, whole: Float, batches: Int, pp: Int, vpp: Int) -> tuple[Float, Float]:
+def flight_seconds(
+    slowest: Float, whole: Float, batches: Int, pp: Int, vpp: Int, filled: Float | float = 0.0
+) -> tuple[Float, Float]:
     """(busy, bubble) seconds of 1F1B, interleaved by vpp: the slowest rank works without a pause once the pipeline
-    is full; filling and draining take the other ranks once, in pieces if interleaved."""
-    return batches * slowest, np.where(pp > 1, np.maximum(whole - slowest, 0.0) / vpp, 0.0)
+    is full; filling and draining take the other ranks once, in pieces if interleaved. Weight gradients that are put
+    off fill a share of that."""
+    return batches * slowest, np.where(pp > 1, np.maximum(whole - slowest, 0.0) / vpp * (1.0 - filled), 0.0)
+
+
+def filled_share(forward: Float, weights: Float, whole: Float) -> Float:
+    """Share of 1F1B's bubble that ZB-H1 fills: of its `(p - 1)(F + B + W)` it leaves `(p - 1)(F + B - W)`
+    (arXiv:2401.10241, section 2.3), but not less than `(p - 1) B`, for inputs' gradients go from rank to rank.
+
+    Args:
+        forward: Seconds of a micro-batch's forward pass F, float64[n].
+        weights: Of its weights' gradients W.
+        whole: Of both passes, F + B + W.
+    """
+    return np.asarray((weights + np.minimum(weights, forward)) / whole)
 
 
 def neighbour_seconds(

@@ -21,6 +21,7 @@ from analytic.setup import Machine
 from analytic.stages import (
     Parts,
     adapter_seconds,
+    filled_share,
     flight_seconds,
     largest_share,
     neighbour_seconds,
@@ -36,6 +37,7 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 SELECTIVE, FULL = CODES["recompute"].index("selective"), CODES["recompute"].index("full")
+ZERO_BUBBLE = CODES["schedule"].index("zero-bubble")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,8 @@ def train_step(
         machine: The group of devices.
         shape: The model; with adapters, all but them is frozen.
         at: How it is spread.
-        x: Columns of an update's section: `micro_batch` or `micro_tokens`, `vpp`, `zero`, `recompute`, `offload`.
+        x: Columns of an update's section: `micro_batch` or `micro_tokens`, `vpp`, `schedule`, `zero`,
+            `recompute`, `offload`.
         batch: What a replica trains on.
         trainer: What fuses and hides.
     """
@@ -78,7 +81,7 @@ def train_step(
     one = parts(machine, shape, at, micro.mean, micro.imbalance)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer)
     back = _backward_pass(machine, shape, at, x, micro.mean, one, trainer)
-    kinds = _flight(machine, shape, at, x, micro, (forth, back), trainer)
+    kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, one)), trainer)
     core = _core_factor(machine, trainer) * (1.0 + training().attention_backward) * loaded(machine)
     waiting = _straggling(machine, x, batch, micro, at, (kinds, micro.batches * one.attention * core / at.pp))
     optimizer, moved = optimizer_seconds(machine, shape, at, x)
@@ -160,6 +163,14 @@ def _backward_pass(
     )
 
 
+def weight_gradients(machine: Machine, shape: ModelShape, one: Parts) -> Float:
+    """Seconds of weights' gradients in a backward pass: half of its products, none where weights are frozen."""
+    if shape.lora_rank:
+        return np.zeros_like(one.linear)
+    half = priors().backward_ratio / 2.0 * machine.train_scale * loaded(machine)
+    return np.asarray(half * (one.linear - one.memory + one.head))
+
+
 def _with_launches(machine: Machine, shape: ModelShape, x: Columns, both: Pass, trainer: Trainer) -> Pass:
     """Forward and backward pass with what the device waits for the host: on an accelerator it gets through kernels
     and collectives while the host launches the next ones."""
@@ -176,17 +187,19 @@ def _flight(
     at: Spread,
     x: Columns,
     micro: Micro,
-    passes: tuple[Pass, Pass],
+    passes: tuple[Pass, Pass, Float],
     trainer: Trainer,
 ) -> dict[str, Float]:
-    """All micro-batches through the pipeline, by kind."""
-    forth, back = passes
+    """All micro-batches through the pipeline, by kind; `passes` are forward and backward, and of the latter the seconds
+    of weights' gradients."""
+    forth, back, weights = passes
     most, _ = largest_share(shape, at.pp)
     batches, vpp = micro.batches, x["vpp"].astype(np.int64)
     both = Pass(**{f.name: getattr(forth, f.name) + getattr(back, f.name) for f in fields(Pass)})
     both = _with_launches(machine, shape, x, both, trainer)
     slowest = slowest_stage(shape, at.pp, both.layers, both.head)
-    busy, bubble = flight_seconds(slowest, both.seconds, batches, at.pp, vpp)
+    filled = filled_share(forth.seconds, weights, both.seconds) * (x["schedule"] == ZERO_BUBBLE)
+    busy, bubble = flight_seconds(slowest, both.seconds, batches, at.pp, vpp, filled)
     e = exchange(machine, shape, at, x["zero"], trainer)
     sharded = _sharded(e, shape, (most * forth.layers, most * back.layers), batches, at.pp)
     sharded = sharded + exposed_reduction(e, x["zero"], batches, most * forth.layers, most * back.layers)

@@ -17,12 +17,11 @@ Values = Mapping[str, tuple[int, ...]]
 
 _KINDS = {Generate: "generate", Pass: "pass", Update: "update"}
 
+EXTRAS: Values = {"update.shard": (0,), "update.schedule": (CODES["schedule"].index("1f1b"),)}
+"""The plain values of columns that few engines and trainers have."""
+
 DEGREES = ("tp", "pp", "cp", "ep")
 """Parallel degrees that passes and updates both have."""
-
-
-EXTRAS: Values = {"update.shard": (0,)}
-"""The plain values of columns that few engines and trainers have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

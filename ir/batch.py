@@ -41,6 +41,7 @@ CODES: Mapping[str, tuple[str, ...]] = {
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "all"),
     "precision": ("native", "fp8"),
+    "schedule": ("1f1b", "zero-bubble"),
 }
 """Values of the named fields, in the order of their codes."""
 

@@ -98,6 +98,8 @@ class Layout:
     """Pipeline parallel: devices that divide the layers."""
     vpp: int = 1
     """Pieces of its layers that a pipeline rank interleaves."""
+    schedule: str = "1f1b"
+    """Order of a pipeline's passes: 1f1b, or zero-bubble, which puts gradients of weights off."""
     cp: int = 1
     """Context parallel: devices that divide a sequence."""
     ep: int = 1

@@ -72,6 +72,9 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pp: Positive = 1
     vpp: Positive = 1
     """Pieces of its layers that a pipeline rank interleaves."""
+    schedule: Literal["1f1b", "zero-bubble"] = "1f1b"
+    """Order of a pipeline's passes: a backward pass after each forward one, or the same with gradients of weights put
+    off until a rank would wait (ZB-H1, arXiv:2401.10241)."""
     cp: Positive = 1
     ep: Positive = 1
     etp: Positive = 1
@@ -220,6 +223,7 @@ _WORDS = {
     "precision": "{}",
     "zero": "z{}",
     "shard": "shard{}",
+    "schedule": "{}",
 }
 """How fields are written; the others by their name and value."""
 
@@ -228,7 +232,7 @@ def _layout_words(section: Generate | Pass | Update) -> str:
     words = []
     for name in section.__struct_fields__:
         value = getattr(section, name)
-        plain = (0, "none", "native") if name in _WORDS else (1,)
+        plain = (0, "none", "native", "1f1b") if name in _WORDS else (1,)
         if name != "pool" and value not in plain:
             words.append(_WORDS[name].format(value) if name in _WORDS else f"{name}{value}")
     return " ".join(words)

@@ -148,6 +148,7 @@ def _batch_words(layout: Layout) -> list[str]:
 def _other_words(layout: Layout) -> list[str]:
     words = [
         (layout.vpp > 1, f"vpp {layout.vpp}"),
+        (layout.schedule != "1f1b", layout.schedule),
         (layout.ep > 1, f"ep {layout.ep}"),
         (layout.etp > 1, f"etp {layout.etp}"),
         (layout.zero > 0, f"zero {layout.zero}" + f" over {layout.shard}" * (layout.shard > 0)),

@@ -44,6 +44,14 @@ TRAINING_RULES: tuple[LayoutRule, ...] = (
         message="above 1 needs micro-batches by sequences, as many as a multiple of pp",
     ),
     LayoutRule(
+        name="zero-bubble-needs-a-pipeline",
+        ops=UPDATES,
+        path="schedule",
+        reads=("pp", "vpp", "schedule"),
+        holds=lambda x, s: (x["schedule"] == 0) | ((x["pp"] > 1) & (x["vpp"] == 1)),
+        message="must be 1f1b without a pipeline, pp above 1, and with interleaved pieces, vpp above 1",
+    ),
+    LayoutRule(
         name="pipeline-is-filled",
         ops=UPDATES,
         path="pp",

@@ -17,7 +17,7 @@ from ir.rules_structure import structure_rules
 from ir.setting import Section, Setting
 from space.axes import Axis, Space
 
-LABELS = ("place", "group", "fusions", "sharing", "sync", "in_flight", "precision", "offload", "recompute")
+LABELS = ("place", "group", "fusions", "sharing", "sync", "in_flight", "precision", "offload", "recompute", "schedule")
 """Columns, by what they end or begin with, whose values have no order."""
 
 MIN_TOKENS, MIN_SEQUENCES = 1024, 4
@@ -185,6 +185,7 @@ def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
         "tp": _powers(domain),
         "pp": _powers(min(largest, shape.layers, MAX_PIPELINE)),
         "vpp": _powers(min(shape.layers, MAX_PIECES)),
+        "schedule": tuple(range(len(CODES["schedule"]))),
         "cp": _powers(min(largest, MAX_CONTEXT)),
         "ep": tuple(n for n in _powers(min(experts, largest)) if experts % n == 0),
         "etp": _powers(domain) if experts > 1 else (1,),

@@ -100,7 +100,8 @@ class SectionTable:
 
 
 _JOIN_ORDER = (
-    "tp", "pp", "cp", "dp", "ep", "etp", "vpp", "concurrency", "micro_batch", "micro_tokens", "zero", "shard",
+    "tp", "pp", "cp", "dp", "ep", "etp", "vpp", "schedule", "concurrency", "micro_batch", "micro_tokens", "zero",
+    "shard",
 )  # fmt: skip
 """Degrees first: they prune most."""
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pipelines
 import pytest
 from accuracy_training import SETS
+from pipelines import Pipeline, makespan
 from training_rows import Row, gpt, machine, step_seconds
 
-from analytic.activations import held, in_flight
+from analytic.activations import held, in_flight, put_off
 from analytic.costs import KINDS
 from analytic.estimate import section_cost
 from analytic.fit import setup
@@ -19,7 +21,7 @@ from analytic.lengths import Distribution
 from analytic.memory import memory, shortfall
 from analytic.microbatch import Batch, cut, straggling
 from analytic.passes import update_memory
-from analytic.stages import flight_seconds, slowest_stage
+from analytic.stages import filled_share, flight_seconds, slowest_stage
 from analytic.training import training
 from analytic.update import train_step
 from ir.batch import batch_of
@@ -83,6 +85,61 @@ def test_a_pipeline_by_hand() -> None:
     for pieces, wait in ((1, 3.0), (2, 1.5)):
         busy, bubble = flight_seconds(slowest, np.array([4.5]), ints(8), ints(4), ints(pieces))
         assert (busy[0], bubble[0]) == (12.0, wait)
+
+
+@pytest.mark.parametrize("zero_bubble", [False, True])
+@pytest.mark.parametrize(
+    "seconds", [(1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 1.2, 0.8), (1.0, 1.5, 1.3), (0.5, 1.0, 1.4)]
+)
+@pytest.mark.parametrize(("ranks", "batches"), [(2, 2), (4, 4), (4, 9), (8, 32)])
+def test_schedules_of_pipelines_agree_with_simulation(
+    ranks: int, batches: int, seconds: tuple[float, float, float], zero_bubble: bool
+) -> None:
+    forward, inputs, weights = seconds
+    pipeline = Pipeline(
+        ranks=ranks, batches=batches, forward=forward, inputs=inputs, weights=weights, zero_bubble=zero_bubble
+    )
+    each = np.array([sum(seconds)])
+    filled = filled_share(np.array([forward]), np.array([weights]), each) * zero_bubble
+    busy, bubble = flight_seconds(each, ranks * each, ints(batches), ints(ranks), ints(1), filled)
+    assert busy[0] + bubble[0] == pytest.approx(makespan(pipeline))
+
+
+def test_a_zero_bubble_by_hand() -> None:
+    """Where all three parts of a micro-batch take equally long, a third of the bubble is left (arXiv:2401.10241)."""
+    one, three = np.array([1.0]), np.array([3.0])
+    assert filled_share(one, one, three)[0] == pytest.approx(2 / 3)
+    assert filled_share(one, np.zeros(1), three)[0] == 0.0, "frozen weights have nothing to put off"
+
+
+def test_a_zero_bubble_keeps_as_many_micro_batches_on_every_rank() -> None:
+    pipeline = Pipeline(ranks=4, batches=16, forward=1.0, inputs=1.0, weights=1.0, zero_bubble=True)
+    assert [pipelines.in_flight(pipeline, rank) for rank in range(4)] == [(4, 1), (4, 2), (4, 3), (4, 4)]
+    row = replace(ROW, pp=4, global_batch=64, micro_batch=1)
+    x, m = row.columns(), machine("a100", 8)
+    at, micro = spread_of(x, ints(2)), cut(m, x, row.batch, ints(1))
+    late = x | {"schedule": np.array([1], dtype=np.int32)}
+    assert (put_off(at, x, micro)[0], put_off(at, late, micro)[0]) == (0.0, 3.0)
+
+
+def test_a_zero_bubble_takes_less_time_and_no_less_memory() -> None:
+    row = replace(ROW, pp=8, global_batch=64, micro_batch=1)
+
+    def found(schedule: int, recompute: int) -> tuple[dict[str, float], float]:
+        x = row.columns() | {
+            name: np.array([v], dtype=np.int32) for name, v in (("schedule", schedule), ("recompute", recompute))
+        }
+        at, m = spread_of(x, ints(1)), machine("a100", 8)
+        kinds, micro = train_step(m, GPT, at, x, row.batch, row.traits)
+        kept = held(m, GPT, at, x, micro, row.traits, micro.mean.tokens)
+        return {kind: float(values[0]) for kind, values in kinds.items()}, float(kept.peak[0])
+
+    (plain, bytes_plain), (late, bytes_late) = found(0, 0), found(1, 0)
+    assert 0.3 * plain["bubble"] < late["bubble"] < 0.6 * plain["bubble"], "attention has no weights"
+    assert {k: v for k, v in late.items() if k != "bubble"} == {k: v for k, v in plain.items() if k != "bubble"}
+    assert bytes_plain <= bytes_late < 1.3 * bytes_plain, "the last rank keeps as much as the first"
+    # What was dropped is there again when gradients of inputs are made, and stays until those of weights are.
+    assert found(1, 2)[1] > 3 * found(0, 2)[1]
 
 
 def test_ranks_of_unequal_layers_put_the_head_with_the_fewer() -> None:

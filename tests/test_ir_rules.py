@@ -157,6 +157,10 @@ BROKEN: dict[str, Broken] = {
         job=shaped(GRPO, layers=4), path="update_actor.vpp", got="2",
         plan={"pools": {"rollout": 1, "train": 2}, "change": {"update_actor": {"pp": 2, "vpp": 2, "micro_batch": 6}}},
     ),
+    "zero-bubble-needs-a-pipeline": Broken(
+        job=shaped(GRPO, layers=4), path="update_actor.schedule", got="zero-bubble",
+        plan={"pools": {"rollout": 1, "train": 2}, "change": {"update_actor": {"pp": 2, "vpp": 2, "schedule": "zero-bubble"}}},
+    ),
     "pipeline-is-filled": Broken(
         path="update_actor.pp", got="2",
         plan={"pools": {"rollout": 1, "train": 2}, "change": {"update_actor": {"pp": 2, "micro_batch": 16}}},

@@ -118,6 +118,19 @@ def test_state_is_divided_among_all_or_in_each_domain() -> None:
     assert (columns["dp"] * columns["cp"])[grouped].min() == 4
 
 
+def test_zero_bubble_schedules_are_of_plain_pipelines() -> None:
+    setting = Setting(job=JOBS["grpo"], groups=(NODE,))
+    table = section_table(default_space(setting), setting, Op.UPDATE_ACTOR)
+    columns = {name: table.rows[:, i] for i, name in enumerate(table.fields)}
+    piped = (columns["pp"] > 1) & (columns["vpp"] == 1)
+    assert set(columns["pp"].tolist()) == {1, 2}
+    assert (columns["schedule"] == 1).sum() == ((columns["schedule"] == 0) & piped).sum() > 0
+    assert not ((columns["schedule"] == 1) & ~piped).any()
+    for name in ("local", "torch", "deepspeed", "megatron"):
+        kept = Setting(job=JOBS["grpo"], groups=(NODE,), backend=backend(name))
+        assert default_space(kept)["update_actor.schedule"] == (0,)
+
+
 SPACES: dict[str, LegalSpace] = {
     "local": legal_space(SPACE, SETTING),
     **{kind: legal_space(default_space(s), s) for kind, s in ((k, Setting(job=j, groups=(NODE,))) for k, j in JOBS.items())},
@@ -160,6 +173,7 @@ def test_any_levels_decode_to_what_encodes_as_the_active_ones(data: st.DataObjec
         ("fusions.stream=true", ("fusions.stream", 1)),
         ("in_flight=false", ("in_flight", 0)),
         ("sync=p2p", ("sync", 2)),
+        ("update_actor.schedule=zero-bubble", ("update_actor.schedule", 1)),
         ("staleness=0", ("staleness", 0)),
     ],
 )

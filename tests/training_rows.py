@@ -95,7 +95,7 @@ class Row:
         """As of an update's section in a batch of one plan."""
         names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
         x = {name: getattr(self, name) for name in names}
-        x |= {"micro_tokens": 0, "offload": 0, "precision": int(self.fp8)}
+        x |= {"micro_tokens": 0, "offload": 0, "precision": int(self.fp8), "schedule": 0}
         x["recompute"] = CODES["recompute"].index(self.recompute or "none")
         return {name: np.array([value], dtype=np.int32) for name, value in x.items()}
 
