@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from analytic.device import roofline_of
 from analytic.lengths import LengthModel, length_model
+from analytic.speculation import tokens_per_step
 from ir.batch import HOME, ROLES, PlanBatch
 from ir.cluster import Cluster, Device
 from ir.graph import ROLE_OF, Op
@@ -119,7 +120,8 @@ def _sequence(shape: ModelShape, lengths: LengthModel, samples: int = 1) -> floa
 
 
 def _decode_depth(job: Job, batch: PlanBatch, cluster: Cluster, longest: float) -> Float:
-    """Layers follow each other, so that only tensor and expert parallel devices read at the same time."""
+    """Layers follow each other, so that only tensor and expert parallel devices read at the same time; weights are
+    read once for all tokens that a step gives a sequence."""
     devices = np.maximum(batch["devices.rollout"].astype(np.float64), 1.0)
     share = np.maximum(batch["generate.tp"], batch["generate.ep"]).astype(np.float64)
     size = job.actor.active_parameters * np.select(
@@ -127,7 +129,8 @@ def _decode_depth(job: Job, batch: PlanBatch, cluster: Cluster, longest: float) 
         [group.device.bytes_per_value * 1.0 / _bandwidth(group.device) for group in cluster.groups],
     )
     size = size * np.where(batch["generate.precision"] == 1, 0.5, 1.0)
-    return np.asarray(longest * size / np.clip(share, 1.0, devices))
+    tokens = tokens_per_step(job.workload.speculation, batch["generate.draft_tokens"].astype(np.float64))
+    return np.asarray(longest / tokens * size / np.clip(share, 1.0, devices))
 
 
 def _peak(device: Device, precision: NDArray[np.int32]) -> Float:

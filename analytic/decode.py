@@ -57,15 +57,15 @@ def step_seconds(e: Engine, batch: Float, reading: Float) -> Seconds:
     )
 
 
-def key_seconds(e: Engine) -> Float:
-    """Seconds that a layer takes per cached token that it reads, float64[n]. A tensor-parallel rank holds its share of
-    KV heads, one at least, or a latent as a whole."""
+def key_seconds(e: Engine, queries: Float | float = 1.0) -> Float:
+    """Seconds that a layer takes per cached token that it reads for so many tokens of a sequence, float64[n]. A
+    tensor-parallel rank holds its share of KV heads, one at least, or a latent as a whole."""
     device, mla = e.machine.device, e.shape.mla
     if mla is None:
         return key_values(e) * e.kv_bytes / device.kv_bandwidth
     # Every query head of a rank reads the same latent, so that many heads are bound by products.
     latent = serving().latent
-    flops = 2.0 * e.shape.heads / e.at.tp * (2 * mla.kv_lora_rank + mla.rope_head_dim)
+    flops = 2.0 * queries * e.shape.heads / e.at.tp * (2 * mla.kv_lora_rank + mla.rope_head_dim)
     compute = flops / (latent.flops * peak_flops(e))
     memory = key_values(e) * e.kv_bytes / (latent.bandwidth * peak_bandwidth(e))
     return _knee(compute, memory, np.full_like(compute, latent.p))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.costs import Columns, Cost
-from analytic.decode import key_seconds, prefill_seconds, step_seconds
+from analytic.decode import prefill_seconds
 from analytic.engine import Engine, Seconds, engine_of
 from analytic.kvcache import activation_bytes, cache_bytes, cache_tokens, token_bytes
 from analytic.makespan import Load, Phase, continuous, drained, largest_normal, latency_steps
@@ -21,6 +21,7 @@ from analytic.priors import priors
 from analytic.rollout_host import host_generate_cost
 from analytic.serving import serving
 from analytic.setup import Machine, Setup
+from analytic.speculation import Decoder, draft_bytes
 from analytic.spread import Spread, spread_of
 from analytic.weights import weight_bytes
 from ir.shape import ModelShape
@@ -37,7 +38,7 @@ class _Run:
 
     phase: Phase
     full: Seconds
-    """Of a decode step with full slots."""
+    """Of a decode step with full slots, or its share of a token where it gives several."""
     drain: Seconds
     """Of a mean one from then on."""
     prefill: Seconds
@@ -66,7 +67,9 @@ def generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> 
     weights = weight_bytes(machine, shape, at, np.zeros(len(chunk), dtype=np.int32))
     graphs = np.full_like(weights, priors().graphs_bytes)
     buffers = activation_bytes(machine, shape, at, chunk)
-    cache = cache_bytes(s, machine, x, token, weights + graphs + buffers)
+    speculation = s.job.workload.speculation
+    draft = draft_bytes(speculation, _guesses(x), weights)
+    cache = cache_bytes(s, machine, x, token, weights + draft + graphs + buffers)
     run = _run(s, engine_of(machine, shape, at), x, cache_tokens(x, cache, token))
     busy = run.busy
     pace = busy / np.maximum(run.phase.steps, 1.0)
@@ -81,6 +84,7 @@ def generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> 
             "graphs": graphs,
             "kv cache": cache,
             "prefill activations": buffers,
+            **({"draft model": draft} if speculation else {}),
         },
     )
 
@@ -95,30 +99,33 @@ def _chunk(x: Columns) -> Float:
     return np.where(x["prefill_tokens"] > 0, x["prefill_tokens"], serving().chunk_tokens).astype(np.float64)
 
 
+def _guesses(x: Columns) -> Float:
+    """Tokens guessed for a sequence in a step."""
+    return np.asarray(x["draft_tokens"], dtype=np.float64)
+
+
 def _run(s: Setup, e: Engine, x: Columns, capacity: Float) -> _Run:
     """The phase and its steps; where sequences wait for an environment, the two depend on each other."""
     load = _load(s, e, x, capacity)
     stale = x["staleness"].astype(np.float64)
     # Without in-flight updates a sequence is finished by the weights that began it, so that slots run empty.
     flows = (stale > 0) & (x["in_flight"] > 0 if "in_flight" in x else np.ones(len(stale), dtype=bool))
-    reading = _reading(s, e)
+    decoder = Decoder(engine=e, keys=_keys(s, e), guesses=_guesses(x), speculation=s.job.workload.speculation)
     wait, longest_wait = _waits(s, load)
     for _ in range(_ROUNDS if wait else 1):
         phase = _phase(s, load, stale, flows)
-        full = step_seconds(e, phase.batch, phase.batch * reading)
-        drain = step_seconds(e, phase.last, phase.last * reading)
+        full, drain = decoder.seconds(phase.batch), decoder.seconds(phase.last)
         load = replace(load, idle=wait / full.total, idle_longest=longest_wait / drain.total)
     latency = np.where(flows, latency_steps(s.lengths, load, phase.slots), phase.steps)
     prefill = _prefill(s, e, x, load, phase)
-    alone = _alone(s, e, load, reading) + prefill.total if flows.any() else np.full(len(stale), np.inf)
+    alone = _alone(s, decoder, load) + prefill.total if flows.any() else np.full(len(stale), np.inf)
     return _Run(phase=phase, full=full, drain=drain, prefill=prefill, latency=latency, alone=alone)
 
 
-def _alone(s: Setup, e: Engine, load: Load, reading: Float | float) -> Float:
+def _alone(s: Setup, decoder: Decoder, load: Load) -> Float:
     """Seconds of decoding a step's sequences alone, drain included."""
     phase = drained(s.lengths, load)
-    full = step_seconds(e, phase.batch, phase.batch * reading)
-    drain = step_seconds(e, phase.last, phase.last * reading)
+    full, drain = decoder.seconds(phase.batch), decoder.seconds(phase.last)
     return np.asarray(phase.full * full.total + phase.drain * drain.total)
 
 
@@ -166,11 +173,11 @@ def _waits(s: Setup, load: Load) -> tuple[float, Float | float]:
     return times * each, times * each + spread * largest_normal(np.maximum(load.count * load.engines, 1.0))
 
 
-def _reading(s: Setup, e: Engine) -> Float:
-    """Seconds that a sequence's cached keys take in a decode step, over all layers and on average over its steps."""
+def _keys(s: Setup, e: Engine) -> float:
+    """Cached keys that a sequence reads in a decode step, over all layers and on average over its steps."""
     response, prompt = s.lengths.response, s.lengths.prompt.mean
     keys = sum(layers * response.keys_seen(prompt, window) for window, layers in e.shape.window_groups)
-    return keys / response.mean * key_seconds(e)
+    return float(keys / response.mean)
 
 
 def _prefill(s: Setup, e: Engine, x: Columns, load: Load, phase: Phase) -> Seconds:

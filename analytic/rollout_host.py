@@ -31,7 +31,7 @@ class _Phase:
 
 
 def host_generate_cost(s: Setup, machine: Machine, shape: ModelShape, x: Columns) -> Cost:
-    """As `rollout.generate_cost`, on cores."""
+    """As `rollout.generate_cost`, on cores. The engine there guesses nothing ahead, so guesses change no price."""
     engine = x["tp"].astype(np.int64) * x["pp"]
     at = spread_of(x, x["devices"].astype(np.int64) // engine)
     token = token_bytes(machine, shape, at)

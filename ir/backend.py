@@ -17,7 +17,11 @@ Values = Mapping[str, tuple[int, ...]]
 
 _KINDS = {Generate: "generate", Pass: "pass", Update: "update"}
 
-EXTRAS: Values = {"update.shard": (0,), "update.schedule": (CODES["schedule"].index("1f1b"),)}
+EXTRAS: Values = {
+    "generate.draft_tokens": (0,),
+    "update.shard": (0,),
+    "update.schedule": (CODES["schedule"].index("1f1b"),),
+}
 """The plain values of columns that few engines and trainers have."""
 
 DEGREES = ("tp", "pp", "cp", "ep")

@@ -55,7 +55,7 @@ _TORCH = Backend(
     what="vLLM and FSDP2",
     needs_memory_percent=True,
     engine_experts=True,
-    extras=("update.shard",),
+    extras=("generate.draft_tokens", "update.shard"),
     values={**_NO_EXPERTS, **_NO_PIPELINE, "update.zero": (0, 2, 3), "update.precision": _NATIVE},
 )
 
@@ -63,7 +63,7 @@ _DEEPSPEED = Backend(
     name="deepspeed",
     what="vLLM and DeepSpeed ZeRO with automatic tensor parallelism",
     needs_memory_percent=True,
-    extras=("update.shard",),
+    extras=("generate.draft_tokens", "update.shard"),
     layout_rules=(_MICS,),
     engine_experts=True,
     values={
@@ -79,6 +79,7 @@ _MEGATRON = Backend(
     what="vLLM and Megatron-Core",
     needs_memory_percent=True,
     engine_experts=True,
+    extras=("generate.draft_tokens",),
     values={"pass.zero": _ZERO, "update.zero": (0, 1)},
 )
 

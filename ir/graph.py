@@ -123,6 +123,8 @@ class Layout:
     """Number format of matrix products: native (as the weights) or fp8."""
     memory_percent: int = 0
     """Share of a device's memory that an engine takes; 0: what its slots need at their longest."""
+    draft_tokens: int = 0
+    """Tokens guessed for a sequence before a decode step."""
 
     @property
     def replica(self) -> int:

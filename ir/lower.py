@@ -68,6 +68,7 @@ def _layout(section: Generate | Pass | Update, devices: int) -> Layout:
                 micro_batch=section.concurrency,
                 micro_tokens=section.prefill_tokens,
                 memory_percent=section.memory_percent,
+                draft_tokens=section.draft_tokens,
                 precision=section.precision,
             )
         case Pass():

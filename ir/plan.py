@@ -42,6 +42,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     the longest length."""
     prefill_tokens: Count = 0
     """Prompt tokens that a decode step takes in with it (chunked prefill); 0: prompts are prefilled whole."""
+    draft_tokens: Count = 0
+    """Tokens that are guessed for a sequence before a decode step, which checks them all (speculative decoding)."""
     precision: Literal["native", "fp8"] = "native"
 
 
@@ -218,6 +220,7 @@ _WORDS = {
     "micro_tokens": "{}tok",
     "memory_percent": "{}%",
     "prefill_tokens": "chunk{}",
+    "draft_tokens": "draft{}",
     "recompute": "re-{}",
     "offload": "off-{}",
     "precision": "{}",

@@ -136,7 +136,8 @@ def _replicas(layout: Layout, what: str) -> str:
 def _engine_words(layout: Layout) -> list[str]:
     words = [f"{_plural(layout.micro_batch, 'sequence')} each"]
     words += [f"{layout.memory_percent}% of memory"] if layout.memory_percent else []
-    return words + ([f"prefill by {layout.micro_tokens:,} tokens"] if layout.micro_tokens else [])
+    words += [f"prefill by {layout.micro_tokens:,} tokens"] if layout.micro_tokens else []
+    return words + ([f"{_plural(layout.draft_tokens, 'token')} guessed"] if layout.draft_tokens else [])
 
 
 def _batch_words(layout: Layout) -> list[str]:

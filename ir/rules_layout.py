@@ -186,6 +186,14 @@ LAYOUT_RULES: tuple[LayoutRule, ...] = (
         message="must not exceed the sequences an engine can have in flight under the staleness bound",
     ),
     LayoutRule(
+        name="guesses-need-an-acceptance",
+        ops=ENGINES,
+        path="draft_tokens",
+        reads=("draft_tokens",),
+        holds=lambda x, s: (x["draft_tokens"] == 0) | (s.setting.job.workload.speculation is not None),
+        message="must be 0 unless the job says how often guesses are right: workload.speculation",
+    ),
+    LayoutRule(
         name="backend-sizes-the-cache-by-memory",
         ops=ENGINES,
         path="memory_percent",

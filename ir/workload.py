@@ -46,6 +46,16 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """None if the environment answers at once."""
 
 
+class Speculation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a way of guessing tokens ahead, by n-grams or a draft model, gets right on the job's responses. Sampling by
+    rejection keeps the actor's distribution (arXiv:2211.17192)."""
+
+    acceptance: Annotated[float, Meta(gt=0, lt=1)]
+    """Chance that a guessed token is accepted, those before it being so."""
+    cost: NonNegative = 0.0
+    """Seconds of a guess over those of a plain decode step; 0 for n-grams."""
+
+
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One RL step: `prompts_per_step` x `samples_per_prompt` sequences."""
 
@@ -68,6 +78,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Sequences started per sequence used; the slowest of a step are abandoned."""
     useful_groups: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Share of groups with unlike rewards, where the algorithm samples until it has enough of them."""
+    speculation: Speculation | None = None
+    """None if engines are not to guess tokens ahead, or it is not known how often they would be right."""
     turns: Turns | None = None
     """None for a single response to a prompt."""
     reward_seconds: PositiveFloat | None = None

@@ -34,8 +34,8 @@ FASTEST = {"recompute": CODES["recompute"].index("none"), "offload": CODES["offl
 """Values of fields that no other is faster than: what the others save is memory."""
 
 WITHIN_CLASS = (
-    "concurrency", "memory_percent", "prefill_tokens", "micro_batch", "micro_tokens", "vpp", "schedule", "recompute",
-    "offload",
+    "concurrency", "memory_percent", "prefill_tokens", "draft_tokens", "micro_batch", "micro_tokens", "vpp", "schedule",
+    "recompute", "offload",
 )  # fmt: skip
 """Fields that nothing outside a section depends on."""
 

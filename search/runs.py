@@ -41,13 +41,14 @@ class Run:
 
 
 def locate(candidates: Candidates, params: Mapping[str, str]) -> int:
-    """The candidate with the given values of the axes.
+    """The candidate with the given values of the axes; an axis that older traces lack is 0 in them.
 
     Raises:
         InputError: says why there is none: an axis that is missing or unknown, a value the axis
             lacks, or a combination that is not legal.
     """
     axes = candidates.space.axes
+    params = {axis.name: "0" for axis in axes if axis.is_added} | dict(params)
     unlike = {axis.name for axis in axes} ^ set(params)
     if unlike:
         raise InputError("params", f"must name the axes of the space; unlike: {sorted(unlike)}")

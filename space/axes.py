@@ -23,6 +23,9 @@ Levels = NDArray[np.int64]
 VERSION = "2"
 """Version of the axes in traces; a change that old rows cannot be read under needs a new one."""
 
+ADDED = ("shard", "schedule", "draft_tokens")
+"""Fields that plans of this version did not have at first: rows without them are of plans that have 0 there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
@@ -34,6 +37,11 @@ class Axis:
     """Ascending."""
     ordered: bool
     """Whether neighbouring values behave alike; otherwise they are mere labels."""
+
+    @property
+    def is_added(self) -> bool:
+        """Whether older traces lack it."""
+        return self.name.rpartition(".")[2] in ADDED
 
     @property
     def owner(self) -> Op | None:

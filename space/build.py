@@ -203,6 +203,7 @@ def _section_values(op: Op, setting: Setting) -> dict[str, tuple[int, ...]]:
         "concurrency": _from(8, _powers(min(ahead, MAX_CONCURRENCY)), share),
         "memory_percent": (0, 50, 60, 70, 80, 90),
         "prefill_tokens": (0, 2048, 8192),
+        "draft_tokens": (0, 1, 2, 4),
     }
 
 

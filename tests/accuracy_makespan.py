@@ -12,7 +12,9 @@ from simulate import Case, Run, simulate
 
 from analytic.lengths import Distribution, LengthModel
 from analytic.makespan import Load, Phase, drained
+from analytic.speculation import tokens_per_step
 from ir.lengths import GRID, Lengths, Lognormal, tabulate
+from ir.workload import Speculation
 
 Float = NDArray[np.float64]
 
@@ -75,14 +77,17 @@ def phase(case: Case, lengths: LengthModel) -> Phase:
 
 
 def seconds(case: Case) -> float:
-    """By the identity, whose planes are given."""
+    """By the identity, whose planes are given; a step of guesses gives a sequence several tokens."""
     lengths = length_model(case)
     found = phase(case, lengths)
     a0, a1, a2 = case.step
     tokens = case.count * lengths.response.mean
     keys = case.count * lengths.response.keys_seen(case.prompt_tokens, 0)
     read = case.prompts * case.prompt_tokens + float(found.recomputed[0])
-    return float(a0 * found.steps[0] + a1 * tokens + a2 * keys + case.prefill * read)
+    speculation = Speculation(acceptance=case.acceptance) if case.draft else None
+    gained = float(tokens_per_step(speculation, np.array([float(case.draft)]))[0])
+    decoded = a0 * found.steps[0] + a1 * (1 + case.draft) * tokens + a2 * keys
+    return float(decoded / gained + case.prefill * read)
 
 
 def judged(case: Case, first: int) -> list[Run]:

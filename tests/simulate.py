@@ -40,8 +40,12 @@ class Case:
     engines: int = 1
     used: float = 1.0
     """Share of the sequences after which the phase ends; with a cache without limit only."""
+    draft: int = 0
+    """Tokens guessed for a sequence in a step, all checked in it; with a cache without limit only."""
+    acceptance: float = 0.0
+    """Chance that one is right, those before it being so."""
     step: tuple[float, float, float] = (6e-3, 3e-5, 6e-9)
-    """Seconds a step, per sequence in it, and per cached token."""
+    """Seconds a step, per token checked in it, and per cached token that a sequence reads."""
     prefill: float = 2e-5
     """Seconds per token that is read."""
 
@@ -87,11 +91,14 @@ def response_lengths(case: Case, rng: np.random.Generator) -> Int:
 
 def simulate(case: Case, seed: int) -> Run:
     """The engine that is longest at its share."""
-    lengths = response_lengths(case, np.random.default_rng(seed))
-    return max((_engine(case, row) for row in lengths), key=lambda run: run.seconds)
+    rng = np.random.default_rng(seed)
+    lengths = response_lengths(case, rng)
+    return max((_engine(case, row, rng) for row in lengths), key=lambda run: run.seconds)
 
 
-def _engine(case: Case, length: Int) -> Run:
+def _engine(case: Case, length: Int, rng: np.random.Generator) -> Run:
+    if case.draft:
+        return _guessing(case, length, rng)
     if case.capacity == np.inf:
         return _unlimited(case, length)
     none = np.zeros(0, dtype=np.int64)
@@ -108,11 +115,7 @@ def _engine(case: Case, length: Int) -> Run:
 
 def _unlimited(case: Case, length: Int) -> Run:
     """With room for all, a sequence begins in the step after the first slot is free: steps follow without events."""
-    free, begun = [0] * min(case.slots, len(length)), []
-    for tokens in length.tolist():
-        begun.append(free[0])
-        heapq.heapreplace(free, free[0] + tokens)
-    begin = np.array(begun)
+    begin = _begin(case, length)
     steps = np.sort(begin + length)[int(np.ceil(case.used * len(length))) - 1]
     done = np.clip(steps - begin, 0, length).astype(float)
     a0, a1, a2 = case.step
@@ -120,6 +123,31 @@ def _unlimited(case: Case, length: Int) -> Run:
     read = case.prefill * case.prompts * case.prompt_tokens
     seconds = float(a0 * steps + a1 * done.sum() + a2 * keys + read)
     return Run(seconds=seconds, steps=float(steps), generated=float(done.sum()))
+
+
+def _begin(case: Case, steps: Int) -> Int:
+    """The step after which each sequence begins, given those that it takes."""
+    free, begun = [0] * min(case.slots, len(steps)), []
+    for each in steps.tolist():
+        begun.append(free[0])
+        heapq.heapreplace(free, free[0] + each)
+    return np.array(begun)
+
+
+def _guessing(case: Case, length: Int, rng: np.random.Generator) -> Run:
+    """Every step gives a sequence the guesses before the first wrong one, and a token more; it checks all of them."""
+    taken, keys = [], 0.0
+    for tokens in length.tolist():
+        right = np.minimum(rng.geometric(1.0 - case.acceptance, size=tokens) - 1, case.draft)
+        done = np.cumsum(1 + right)
+        steps = int(np.searchsorted(done, tokens)) + 1
+        taken.append(steps)
+        keys += steps * (case.prompt_tokens + 1.0) + float(done[: steps - 1].sum())
+    each = np.array(taken)
+    steps, checked = float((_begin(case, each) + each).max()), float(each.sum()) * (1 + case.draft)
+    a0, a1, a2 = case.step
+    read = case.prefill * case.prompts * case.prompt_tokens
+    return Run(seconds=a0 * steps + a1 * checked + a2 * keys + read, steps=steps, generated=float(length.sum()))
 
 
 def _admit(e: _Engine) -> None:

@@ -142,6 +142,19 @@ def test_documents_survive_the_disk(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_a_plan_in_a_few_words() -> None:
+    change = {
+        "generate": {"draft_tokens": 2},
+        "update_actor": {"dp": 4, "zero": 3, "shard": 2},
+        "update_critic": {"pp": 2, "dp": 2, "schedule": "zero-bubble"},
+    }
+    plan = build.full_plan(build.jobs()["ppo"], pools={"rollout": 1, "train": 4}, change=change)
+    assert plan.describe() == (
+        "rollout 1 + train 4 k=0 broadcast gen[x8 draft2] rew[mb4] ref[mb4] old[mb4] val[mb4] "
+        "critic[dp2 pp2 zero-bubble mb4] actor[dp4 z3 shard2 mb4]"
+    )
+
+
 def test_identity_of_a_plan_is_that_of_its_content() -> None:
     assert build.plan().identity == build.plan().identity
     assert build.plan().identity != build.plan(concurrency=16).identity

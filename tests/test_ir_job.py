@@ -148,6 +148,7 @@ def test_every_algorithm_makes_a_job(tmp_path: Path, name: str) -> None:
         ({"objective": "fun"}, "objective: invalid enum value 'fun'"),
         ({"workload__oversampling": 0.5}, "workload.oversampling: expected `float` >= 1.0"),
         ({"workload__turns": {"mean": 0.5}}, "workload.turns.mean: expected `float` >= 1.0"),
+        ({"workload__speculation": {"acceptance": 1.0}}, "workload.speculation.acceptance: expected `float` < 1.0"),
         ({"workload__lengths": {"prompt": [1, 2]}}, "workload.lengths: either `file` or both of `prompt` and `response` must be given"),
         ({"workload__lengths": {"file": "a.jsonl", "prompt": [1, 2]}}, "workload.lengths: either `file` or both"),
         ({"workload__lengths": {"prompt": [2, 1], "response": [1, 2]}}, "workload.lengths: quantiles must not descend"),
@@ -310,9 +311,10 @@ def test_identity_changes_with_what_a_measurement_depends_on(tmp_path: Path) -> 
         load(tmp_path, models__actor={"path": "config.json", "lora_rank": 4}),
         load(tmp_path, workload__oversampling=1.5),
         load(tmp_path, workload__turns={"mean": 2}),
+        load(tmp_path, workload__speculation={"acceptance": 0.7}),
         load(tmp_path, workload__seed=1),
     ]
-    assert len({base, *(job.identity for job in different)}) == 11
+    assert len({base, *(job.identity for job in different)}) == 12
 
 
 def test_identity_ignores_lengths_paths_and_directories(tmp_path: Path) -> None:

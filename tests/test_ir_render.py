@@ -70,12 +70,12 @@ JOBS = {
 
 PPO_PLAN = Plan(
     pools=(Pool(name="rollout", devices=16), Pool(name="train", devices=8), Pool(name="judges", devices=4, group=1)),
-    generate=Generate(pool="rollout", tp=2, concurrency=64, memory_percent=80, precision="fp8"),
+    generate=Generate(pool="rollout", tp=2, concurrency=64, memory_percent=80, precision="fp8", draft_tokens=4),
     reward=Pass(pool="judges", micro_batch=16),
     reference_logprob=Pass(pool="judges", tp=2, micro_batch=8),
     old_logprob=Pass(pool="train", micro_tokens=16384),
     values=Pass(pool="train", micro_batch=8, zero=3),
-    update_critic=Update(pool="train", dp=8, micro_batch=4, zero=1),
+    update_critic=Update(pool="train", dp=8, micro_batch=4, zero=2, shard=4),
     update_actor=Update(pool="train", dp=2, tp=2, pp=2, vpp=2, micro_batch=4, recompute="full", offload="optimizer"),
     fusions=Fusions(stream=True),
     staleness=2,
@@ -145,11 +145,12 @@ PPO_LINES = [
     "nightly: ppo, 64 prompts x 8 samples = 512 sequences a step, 100 + 1,000 tokens (prompt + response on average)",
     "│  ├─ critic: Qwen/Qwen3-0.6B, 28 layers x 1,024, 596 M parameters",
     "│  ├─ rollout: devices 0-15 of group 0 (16 in all)",
-    "│  │  └─ generate: actor 596 M (28 x 1,024); 8 engines of tp 2, 64 sequences each, 80% of memory, fp8",
+    "│  │  └─ generate: actor 596 M (28 x 1,024); 8 engines of tp 2, 64 sequences each, 80% of memory, "
+    "4 tokens guessed, fp8",
     "│  ├─ train: devices 16-23 of group 0 (8 in all)",
     "│  │  ├─ old_logprob: actor 596 M (28 x 1,024); 8 replicas, micro-batch 16,384 tokens",
     "│  │  ├─ values: critic 596 M (28 x 1,024); 8 replicas, micro-batch 8, zero 3",
-    "│  │  ├─ update_critic: critic 596 M (28 x 1,024); 8 replicas, micro-batch 4, zero 1",
+    "│  │  ├─ update_critic: critic 596 M (28 x 1,024); 8 replicas, micro-batch 4, zero 2 over 4",
     "│  │  ├─ update_actor: actor 596 M (28 x 1,024); 2 replicas of tp 2 x pp 2, micro-batch 4, vpp 2, recompute full, "
     "offload optimizer",
     "│  └─ judges: devices 0-3 of group 1 (4 in all)",

@@ -214,6 +214,9 @@ BROKEN: dict[str, Broken] = {
     "concurrency-fits": Broken(
         path="generate.concurrency", got="49", plan={"staleness": 2, "change": {"generate": {"concurrency": 49}}},
     ),
+    "guesses-need-an-acceptance": Broken(
+        path="generate.draft_tokens", got="2", plan={"change": {"generate": {"draft_tokens": 2}}},
+    ),
     "backend-sizes-the-cache-by-memory": Broken(backend="torch", path="generate.memory_percent", got="0"),
     "fp8-needs-the-device": Broken(
         devices=replace(NODE, fp8=False), path="generate.precision", got="fp8", plan={"change": {"generate": {"precision": "fp8"}}},

@@ -9,6 +9,7 @@ import build
 import numpy as np
 import pytest
 from accuracy_makespan import judged, length_model, phase
+from accuracy_makespan import seconds as makespan_seconds
 from simulate import Case, simulate
 
 from analytic.costs import Cost
@@ -16,12 +17,13 @@ from analytic.fit import setup
 from analytic.lengths import Distribution, LengthModel
 from analytic.makespan import Load, continuous, drained
 from analytic.rollout import generate_cost
+from analytic.speculation import tokens_per_step
 from ir.job import Job, Lengths
 from ir.known_models import known_config
 from ir.lengths import Lognormal
 from ir.model import shape_from_config
 from ir.systems import system
-from ir.workload import Latency, Turns
+from ir.workload import Latency, Speculation, Turns
 
 ONE = np.ones(1)
 DENSE = shape_from_config(known_config("Qwen/Qwen2.5-7B", where="test"), where="test")
@@ -45,7 +47,7 @@ def cost(job: Job | None = None, shape: Any = DENSE, **columns: int) -> Cost:
     s = setup(job, system("dgx-h100", 8, where="test"))
     plain = {
         "tp": 1, "pp": 1, "ep": 1, "concurrency": 256, "memory_percent": 0, "prefill_tokens": 0, "precision": 0,
-        "devices": 8, "group": 0, "staleness": 0,
+        "draft_tokens": 0, "devices": 8, "group": 0, "staleness": 0,
     }  # fmt: skip
     x = {name: np.array([value], dtype=np.int32) for name, value in (plain | columns).items()}
     return generate_cost(s, s.machines[0], shape, x)
@@ -121,6 +123,53 @@ def test_simulated_events_agree_with_a_cache_that_holds_all() -> None:
     assert (plain.steps, plain.generated) == (blocks.steps, blocks.generated)
     assert plain.seconds == pytest.approx(blocks.seconds)
     assert blocks.recomputed == 0.0
+
+
+def test_tokens_of_a_step_by_hand() -> None:
+    """Three guesses of which each is right with 0.5: 1 + 0.5 + 0.25 + 0.125 tokens."""
+    found = tokens_per_step(Speculation(acceptance=0.5), np.array([0.0, 1.0, 3.0]))
+    assert found.tolist() == [1.0, 1.5, 1.875]
+    assert tokens_per_step(None, np.array([3.0])).tolist() == [1.0]
+
+
+@pytest.mark.parametrize(("draft", "acceptance"), [(1, 0.9), (3, 0.5), (4, 0.8)])
+@pytest.mark.parametrize("slots", [64, 256])
+def test_guesses_agree_with_simulation(draft: int, acceptance: float, slots: int) -> None:
+    """What guesses save of the time that the same sequences take without."""
+    plain = Case(prompts=64, mean=1500.0, sigma=0.8, cap=8192, slots=slots)
+    case = replace(plain, draft=draft, acceptance=acceptance)
+    with_guesses, without = (np.mean([run.seconds for run in judged(c, 100)]) for c in (case, plain))
+    assert makespan_seconds(case) / makespan_seconds(plain) == pytest.approx(with_guesses / without, rel=0.02)
+
+
+def speculating(acceptance: float = 0.8, draft_cost: float = 0.0) -> Job:
+    return a_job(speculation=Speculation(acceptance=acceptance, cost=draft_cost))
+
+
+def test_guesses_pay_where_weights_are_streamed() -> None:
+    """With few sequences a step of five tokens takes hardly longer than one of one; with many, products do."""
+    few, many = ({"concurrency": n, "devices": 1} for n in (8, 1024))
+    gained = float(tokens_per_step(Speculation(acceptance=0.8), np.array([4.0]))[0])
+    saved = seconds(speculating(), **few) / seconds(speculating(), **few, draft_tokens=4)
+    assert 0.8 * gained < saved < gained
+    assert seconds(speculating(), **many) / seconds(speculating(), **many, draft_tokens=4) < 0.7 * saved
+    assert seconds(speculating(0.05), **many, draft_tokens=4) > seconds(speculating(0.05), **many), "most are wrong"
+
+
+@pytest.mark.parametrize("shape", [DENSE, EXPERTS, LATENT])
+def test_no_guesses_are_plain_decoding_and_better_ones_are_faster(shape: Any) -> None:
+    assert seconds(speculating(), shape) == seconds(None, shape)
+    times = [seconds(speculating(chance), shape, draft_tokens=2) for chance in (0.3, 0.6, 0.9)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_a_draft_model_costs_time_and_memory() -> None:
+    free, dear = (cost(speculating(draft_cost=c), draft_tokens=4) for c in (0.0, 0.1))
+    assert dear.seconds[0] > free.seconds[0]
+    assert free.transient["draft model"][0] == 0.0
+    assert dear.transient["draft model"][0] == pytest.approx(0.1 * dear.transient["rollout weights"][0])
+    none = cost(speculating(draft_cost=0.1))
+    assert none.transient["draft model"][0] == 0.0
 
 
 def test_staleness_saves_the_drain() -> None:

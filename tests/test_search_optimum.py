@@ -21,6 +21,7 @@ from ir.known_models import KNOWN, known_config
 from ir.model import ModelShape, Moe, shape_from_config
 from ir.rules import setting_of
 from ir.systems import load_cluster
+from ir.workload import Speculation
 from search.optimum import fits, optimum
 from search.pareto import devices_of, front
 from search.skyline import beaten_by_few
@@ -58,6 +59,16 @@ def shrunk(name: str, devices: int, memory_bytes: int | None = None) -> Cluster:
     device = msgspec.structs.replace(group.device, memory_bytes=memory_bytes or group.device.memory_bytes)
     group = msgspec.structs.replace(group, levels=(level,), device=device)
     return msgspec.structs.replace(cluster, groups=(group,))
+
+
+def two_nodes(devices: int) -> Cluster:
+    """Two nodes of a few devices each."""
+    cluster = load_cluster("dgx-h100:16")
+    group = cluster.groups[0]
+    levels = tuple(
+        msgspec.structs.replace(level, size=size) for level, size in zip(group.levels, (devices, 2), strict=True)
+    )
+    return msgspec.structs.replace(cluster, groups=(msgspec.structs.replace(group, levels=levels),))
 
 
 CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
@@ -98,6 +109,12 @@ CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
         shrunk("dgx-h100", 4, 3 * GIB),
         (*PLACES, "generate.tp", "generate.ep", "update_actor.dp", "update_actor.ep", "update_actor.tp",
          "update_actor.zero", "old_logprob.ep", "old_logprob.zero"),
+    ),
+    "two nodes, with guesses": (
+        grpo(SMALL, max_staleness=1, speculation=Speculation(acceptance=0.8)),
+        two_nodes(2),
+        ("devices.", "place.", "sync", "staleness", "generate.draft", "generate.tp", "update_actor.dp", "update_actor.tp", "update_actor.pp",
+         "update_actor.schedule", "update_actor.zero", "update_actor.shard"),
     ),
 }  # fmt: skip
 """A job, a cluster, and the axes that are free."""

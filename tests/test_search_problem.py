@@ -10,9 +10,13 @@ import pytest
 import search_world as sw
 
 from ir.errors import InputError
+from ir.setting import Devices, Setting
 from search import relevance
-from search.problem import Budget
+from search.problem import Budget, Candidates
 from search.relevance import determines, relevance_from
+from search.runs import locate
+from space.build import default_space
+from space.enumerate import enumerate_legal
 
 CANDIDATES = sw.make_candidates()
 
@@ -34,6 +38,34 @@ def test_params_are_the_values_of_the_axes() -> None:
     assert row is not None
     params = CANDIDATES.params(row)
     assert (params["place.actor"], params["devices.actor"], params["generate.concurrency"]) == ("0", "2", "8")
+
+
+def test_traces_from_before_an_axis_was_added_are_of_plans_that_have_0_there() -> None:
+    setting = Setting(job=build.job(max_staleness=0), groups=(Devices(count=4, domain=2),))
+    free = ("update_actor.shard", "update_actor.zero", "update_actor.dp", "devices.", "sync")
+    space = default_space(setting, build.pinned(setting, *free))
+    levels = enumerate_legal(space, setting).levels
+    some = Candidates(
+        space=space,
+        levels=levels,
+        stages=("update_actor",),
+        stage_seconds=np.ones((len(levels), 1)),
+        memory_bytes=np.ones(len(levels)),
+        capacity_bytes=2.0,
+        relevance=np.ones((1, len(space.axes)), dtype=bool),
+        compose=lambda seconds, rows: seconds[..., 0],
+    )
+    assert {axis.name for axis in space.axes if axis.is_added} == {"update_actor.shard"}
+    shard = [axis.name for axis in space.axes].index("update_actor.shard")
+    for row in (int(np.argmax(levels[:, shard] == 0)), int(np.argmax(levels[:, shard] == 1))):
+        params = some.params(row)
+        assert locate(some, params) == row
+        before = {name: value for name, value in params.items() if name != "update_actor.shard"}
+        wanted = levels[row].copy()
+        wanted[shard] = 0
+        assert locate(some, before) == some.rows_of(wanted[None])[0]
+    with pytest.raises(InputError, match=r"unlike: \['update_actor.dp'\]"):
+        locate(some, {name: value for name, value in params.items() if name != "update_actor.dp"})
 
 
 @pytest.mark.parametrize("changes", [{"min_steps": 0}, {"min_steps": 6, "max_steps": 5}, {"max_trials": 0}])

@@ -21,6 +21,7 @@ from ir.job import Job
 from ir.plan import Plan
 from ir.rules import breaches, legal
 from ir.setting import Devices, Setting
+from ir.workload import Speculation
 from space.axes import Axis, Space
 from space.build import default_space, parse_fix, pool_sizes, value_text
 from space.enumerate import LegalSpace, enumerate_legal, legal_space
@@ -30,6 +31,7 @@ from space.tables import section_table
 
 JOBS = build.jobs()
 NODE = Devices(count=4, domain=4, fp8=True, host=True)
+GUESSING = build.job(speculation=Speculation(acceptance=0.7), max_staleness=2)
 DOMAINS = Devices(count=8, domain=4, host=True)
 
 
@@ -118,6 +120,12 @@ def test_state_is_divided_among_all_or_in_each_domain() -> None:
     assert (columns["dp"] * columns["cp"])[grouped].min() == 4
 
 
+def test_guesses_are_an_axis_where_the_job_says_how_often_they_are_right() -> None:
+    assert default_space(Setting(job=GUESSING, groups=(NODE,)))["generate.draft_tokens"] == (0, 1, 2, 4)
+    assert default_space(Setting(job=JOBS["grpo"], groups=(NODE,)))["generate.draft_tokens"] == (0,)
+    assert default_space(local(GUESSING, 2))["generate.draft_tokens"] == (0,), "this project's engine guesses nothing"
+
+
 def test_zero_bubble_schedules_are_of_plain_pipelines() -> None:
     setting = Setting(job=JOBS["grpo"], groups=(NODE,))
     table = section_table(default_space(setting), setting, Op.UPDATE_ACTOR)
@@ -135,6 +143,7 @@ SPACES: dict[str, LegalSpace] = {
     "local": legal_space(SPACE, SETTING),
     **{kind: legal_space(default_space(s), s) for kind, s in ((k, Setting(job=j, groups=(NODE,))) for k, j in JOBS.items())},
     "two domains": legal_space(default_space(d := Setting(job=JOBS["grpo"], groups=(DOMAINS,))), d),
+    "guesses": legal_space(default_space(g := Setting(job=GUESSING, groups=(NODE,), backend=backend("torch"))), g),
     "two groups": legal_space(default_space(s := Setting(job=JOBS["ppo"], groups=(NODE, NODE))), s),
     "megatron": legal_space(default_space(m := Setting(job=JOBS["grpo"], groups=(NODE,), backend=backend("megatron"))), m),
 }  # fmt: skip
