@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analytic.compose import cycles
 from analytic.costs import Columns, Cost
+from analytic.distinct import distinct
 from analytic.fit import setup
 from analytic.memory import Memory, laid_out_as_trained, memory
 from analytic.passes import pass_cost, update_cost
@@ -227,7 +228,7 @@ def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
     if op is Op.GENERATE:
         # Engines that do not take weights in flight finish every sequence first, as if nothing were stale.
         x["staleness"] = x["staleness"] * batch["in_flight"][rows]
-    first, inverse = _distinct(x)
+    first, inverse = distinct(x.values(), len(rows))
     unique = {name: column[first] for name, column in x.items()}
     cost = section_cost(s, op, unique, streamed=unique.pop("streamed") == 1)
 
@@ -246,23 +247,10 @@ def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
     )
 
 
-def _distinct(x: Columns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First row of every different combination of the columns, and each row's combination."""
-    code = np.zeros(len(next(iter(x.values()))), dtype=np.int64)
-    for column in x.values():
-        values, level = np.unique(column, return_inverse=True)
-        code = code * len(values) + level.reshape(-1)
-        if len(values) > 1:
-            # Renumbered, so that codes stay small however many columns there are.
-            _, code = np.unique(code, return_inverse=True)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
-
-
 def _structures(job: Job, batch: PlanBatch) -> tuple[tuple[Rpeg, ...], NDArray[np.intp]]:
     """One RPEG per structure, and each plan's."""
     names = [name for name in batch.columns if name in FLAGS or name.startswith("place.")]
-    first, structure = _distinct({name: batch[name] for name in names} or {"": batch["staleness"] * 0})
+    first, structure = distinct((batch[name] for name in names), len(batch))
     return tuple(lower(job, batch.plan(int(row))) for row in first), structure
 
 
