@@ -37,7 +37,7 @@ Rows = NDArray[np.intp]
 MODEL_VERSION = "3"
 """Changes with every change of the model's numbers."""
 
-BLOCK = 1 << 14
+BLOCK = 1 << 16
 """Plans priced at a time."""
 
 PARALLEL_FROM = 4_000_000
@@ -258,17 +258,19 @@ def estimate_blocks(job: Job, batch: PlanBatch, cluster: Cluster, jobs: int = -1
     """As `estimate`, block by block so that temporaries stay in the cache, and on `jobs` cores (-1: all) once
     there are so many plans that starting processes pays."""
     s = setup(job, cluster)
-    blocks = [np.arange(start, min(start + BLOCK, len(batch))) for start in range(0, len(batch), BLOCK)]
+    blocks = [batch.part(start, start + BLOCK) for start in range(0, len(batch), BLOCK)]
     if len(batch) < PARALLEL_FROM or jobs == 1:
-        return concatenate([_estimate(s, batch.take(rows)) for rows in blocks])
+        return concatenate([_estimate(s, block) for block in blocks])
     from joblib import Parallel, delayed
 
-    priced = Parallel(n_jobs=jobs)(delayed(_estimate)(s, batch.take(rows)) for rows in blocks)
+    priced = Parallel(n_jobs=jobs)(delayed(_estimate)(s, block) for block in blocks)
     return concatenate(list(priced))
 
 
 def concatenate(parts: Sequence[Estimate]) -> Estimate:
     """The estimates of consecutive blocks as one."""
+    if len(parts) == 1:
+        return parts[0]
     structures = list(dict.fromkeys(_shape(r) for part in parts for r in part.structures))
     example = {_shape(r): r for part in parts for r in part.structures}
     index = [np.array([structures.index(_shape(r)) for r in part.structures])[part.structure] for part in parts]

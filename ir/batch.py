@@ -101,6 +101,11 @@ class PlanBatch:
         count = int(rows.sum()) if rows.dtype == np.bool_ else len(rows)
         return PlanBatch(count, {name: column[rows] for name, column in self.columns.items()})
 
+    def part(self, first: int, end: int) -> PlanBatch:
+        """The rows from `first` to before `end`, or to the last, not copied."""
+        count = len(range(self.num_plans)[first:end])
+        return PlanBatch(count, {name: column[first:end] for name, column in self.columns.items()})
+
     def has(self, op: Op) -> NDArray[np.bool_]:
         """Which plans have the section of `op`, bool[n]: its role is placed and no flag takes it away."""
         present: NDArray[np.bool_] = self[f"devices.{HOME[op]}"] > 0
