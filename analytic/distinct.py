@@ -1,8 +1,9 @@
-"""Different rows of columns, hardly ever by sorting: layouts of a batch repeat, and each needs to be priced once only."""
+"""Rows of a batch by what they have in common: layouts repeat, and each needs to be priced once only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,22 @@ def distinct(columns: Iterable[NDArray[Any]], num_rows: int) -> tuple[Rows, Rows
     # Of equal places the last written stays, so rows are written from the end.
     first[inverse[::-1]] = np.arange(num_rows - 1, -1, -1)
     return first, inverse
+
+
+def grouped(numbers: Rows) -> Iterator[tuple[int, Rows]]:
+    """Each different number of a row, intp[n] from 0, and the rows that have it, in order."""
+    counts = np.bincount(numbers)
+    # Short integers are sorted by counting.
+    narrow = np.min_scalar_type(max(len(counts) - 1, 0))
+    order = np.argsort(numbers.astype(narrow), kind="stable")
+    for number, end in enumerate(np.cumsum(counts).tolist()):
+        if counts[number]:
+            yield number, order[end - counts[number] : end]
+
+
+def largest(arrays: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Elementwise, of arrays of one shape, none of which is copied."""
+    return reduce(np.maximum, arrays)
 
 
 def _offsets(column: NDArray[Any]) -> tuple[Rows, int]:

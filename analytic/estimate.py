@@ -8,7 +8,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from analytic.compose import cycles
 from analytic.costs import Columns, Cost
-from analytic.distinct import distinct
+from analytic.distinct import distinct, grouped, largest
 from analytic.fit import setup
 from analytic.memory import Memory, laid_out_as_trained, memory
 from analytic.passes import pass_cost, update_cost
@@ -72,30 +72,32 @@ class Estimate:
     def compose(self, stage_seconds: Float, rows: Rows) -> Float:
         """Step seconds float64[..., m] from stage seconds float64[..., m, stages] of the plans `rows` intp[m]:
         the model's composition, open to corrected stage times."""
-        longest: Float = np.maximum.reduce(list(self.cycles(stage_seconds, rows).values()))
+        longest = np.zeros(stage_seconds.shape[:-1])
+        for here, found in self._found(stage_seconds, rows):
+            longest[..., here] = largest(found.values())
         return longest
 
     def cycles(self, stage_seconds: Float, rows: Rows) -> dict[str, Float]:
         """Seconds per step of each cycle, float64[..., m]; 0 where a plan has no such cycle."""
         result: dict[str, Float] = {}
-        staleness = self.batch["staleness"].astype(np.int64)
-        in_flight = self.batch["in_flight"] == 1
-        for index, rpeg in enumerate(self.structures):
-            here = self.structure[rows] == index
-            if not here.any():
-                continue
-            seconds = stage_seconds[..., here, :]
-
-            def seconds_of(stage: Stage, seconds: Float = seconds) -> Float:
-                zero = np.zeros(seconds.shape[:-1])
-                return seconds[..., self.stages.index(stage.key)] if stage.key in self.stages else zero
-
-            at = rows[here]
-            found = cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
+        for here, found in self._found(stage_seconds, rows):
             for name, values in found.items():
                 whole = result.setdefault(name, np.zeros(stage_seconds.shape[:-1]))
                 whole[..., here] = values
         return result
+
+    def _found(self, stage_seconds: Float, rows: Rows) -> Iterator[tuple[Rows, dict[str, Float]]]:
+        """(which of the rows, their cycles) of each structure."""
+        staleness, in_flight = self.batch["staleness"].astype(np.int64), self.batch["in_flight"] == 1
+        for index, here in grouped(self.structure[rows]):
+
+            def seconds_of(stage: Stage, here: Rows = here) -> Float:
+                if stage.key not in self.stages:
+                    return np.zeros((*stage_seconds.shape[:-2], len(here)))
+                return stage_seconds[..., self.stages.index(stage.key)][..., here]
+
+            at, rpeg = rows[here], self.structures[index]
+            yield here, cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
 
 
 def stage_keys(job: Job) -> tuple[str, ...]:
@@ -185,18 +187,20 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     structures, structure = _structures(s.job, batch)
     costs = {op: _costs(s, batch, op) for op in SECTIONS if batch.has(op).any()}
     keys = stage_keys(s.job)
-    seconds = np.zeros((len(batch), len(keys)))
     per_op = {op: cost.seconds + cost.reshard * ~laid_out_as_trained(batch, op) for op, cost in costs.items()} | {
         Op.SYNC_WEIGHTS: sync_seconds(s, batch) * scales_at(s.cluster, Op.SYNC_WEIGHTS, batch["group.actor"]),
         Op.REWARD: costs[Op.REWARD].seconds
         if Op.REWARD in costs
         else reward_seconds(s, batch) * scales_at(s.cluster, Op.REWARD, batch["group.actor"]),
     }
-    for index, rpeg in enumerate(structures):
-        here = structure == index
-        for stage in rpeg.stages:
-            if stage.key in keys:
-                seconds[here, keys.index(stage.key)] = stage_seconds_of(stage, per_op)[here]
+    # One stage after the other in memory, for so they are read.
+    seconds = np.zeros((len(keys), len(batch))).T
+    for column, key in enumerate(keys):
+        stages = [next((stage for stage in rpeg.stages if stage.key == key), None) for rpeg in structures]
+        some = next((stage for stage in stages if stage), None)
+        if some:
+            has = np.array([stage is not None for stage in stages])[structure]
+            seconds[:, column] = np.where(has, stage_seconds_of(some, per_op), 0.0)
     generation = costs[Op.GENERATE]
     return Estimate(
         job=s.job,
@@ -221,27 +225,29 @@ def stage_seconds_of(stage: Stage, per_op: dict[Op, Float]) -> Float:
 
 
 def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
-    """The section's cost in every plan, 0 where it is absent; each different layout is priced once."""
-    rows = np.flatnonzero(batch.has(op))
-    x = {name: column[rows] for name, column in batch.section(op).items()}
-    x["streamed"] = batch["fusions.stream"][rows] * np.int32(op in STREAMED)
+    """The section's cost in every plan but for its kinds, 0 where it is absent; each different layout is priced once."""
+    present, x = batch.has(op), batch.section(op)
+    x["streamed"] = batch["fusions.stream"] * np.int32(op in STREAMED)
     if op is Op.GENERATE:
         # Engines that do not take weights in flight finish every sequence first, as if nothing were stale.
-        x["staleness"] = x["staleness"] * batch["in_flight"][rows]
-    first, inverse = distinct(x.values(), len(rows))
+        x["staleness"] = x["staleness"] * batch["in_flight"]
+    rows = None if present.all() else np.flatnonzero(present)
+    x = x if rows is None else {name: column[rows] for name, column in x.items()}
+    first, layout = distinct(x.values(), len(batch) if rows is None else len(rows))
     unique = {name: column[first] for name, column in x.items()}
     cost = section_cost(s, op, unique, streamed=unique.pop("streamed") == 1)
+    if rows is not None:
+        # Plans without the section have a layout of their own, the last, which costs nothing.
+        layout, there = np.full(len(batch), len(first)), layout
+        layout[rows] = there
 
     def spread(values: Float) -> Float:
-        whole = np.zeros(len(batch))
-        whole[rows] = values[inverse]
-        return whole
+        return np.append(values, 0.0).take(layout)
 
     return Cost(
         seconds=spread(cost.seconds),
         latency=spread(cost.latency),
         reshard=spread(cost.reshard),
-        kinds={name: spread(values) for name, values in cost.kinds.items()},
         resident={name: spread(values) for name, values in cost.resident.items()},
         transient={name: spread(values) for name, values in cost.transient.items()},
     )

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds
+from analytic.distinct import distinct
 from analytic.priors import priors
 from analytic.resharding import Sharding, lacking, node_share
 from analytic.setup import Machine, Setup
@@ -18,16 +19,25 @@ Float = NDArray[np.float64]
 
 _RESHARD, _BROADCAST, _P2P, _DISK = range(len(CODES["sync"]))
 
+_READ = (
+    "sync",
+    *(f"{what}.{role}" for what in ("devices", "group") for role in ("actor", "rollout")),
+    *(f"update_actor.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "etp", "zero")),
+    *(f"generate.{name}" for name in ("tp", "pp", "ep")),
+)
+"""Columns that the sync of weights is priced by."""
+
 
 def sync_seconds(s: Setup, b: PlanBatch) -> Float:
     """Seconds until the engines have the actor's new weights, float64[n]."""
+    first, inverse = distinct((b[name] for name in _READ), len(b))
+    b = PlanBatch(len(first), {name: b[name][first] for name in _READ})
     seconds = np.zeros(len(b))
     for group, machine in enumerate(s.machines):
-        here = b["group.actor"] == group
-        if here.any():
-            rows = np.flatnonzero(here)
+        rows = np.flatnonzero(b["group.actor"] == group)
+        if len(rows):
             seconds[rows] = (_host_sync if machine.is_host else _sync)(s, machine, b.take(rows))
-    return seconds
+    return seconds.take(inverse)
 
 
 def _host_sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
