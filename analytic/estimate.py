@@ -225,7 +225,7 @@ def stage_seconds_of(stage: Stage, per_op: dict[Op, Float]) -> Float:
 
 
 def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
-    """The section's cost in every plan but for its kinds, 0 where it is absent; each different layout is priced once."""
+    """The section's cost in every plan but for its kinds, 0 where it is absent; different layouts are priced once."""
     present, x = batch.has(op), batch.section(op)
     x["streamed"] = batch["fusions.stream"] * np.int32(op in STREAMED)
     if op is Op.GENERATE:
