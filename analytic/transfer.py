@@ -11,21 +11,31 @@ from analytic.priors import priors
 from analytic.resharding import Sharding, lacking, node_share
 from analytic.setup import Machine, Setup
 from analytic.steps import steps
-from ir.batch import CODES, PlanBatch
+from ir.batch import CODES, PlanBatch, fields_of
 from ir.cluster import device_bandwidth
+from ir.graph import Op
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
 
 _RESHARD, _BROADCAST, _P2P, _DISK = range(len(CODES["sync"]))
 
+_BESIDE = {
+    "micro_batch",
+    "micro_tokens",
+    "recompute",
+    "offload",
+    "vpp",
+    "concurrency",
+    "memory_percent",
+    "prefill_tokens",
+}
 _READ = (
     "sync",
     *(f"{what}.{role}" for what in ("devices", "group") for role in ("actor", "rollout")),
-    *(f"update_actor.{name}" for name in ("dp", "tp", "pp", "cp", "ep", "etp", "zero")),
-    *(f"generate.{name}" for name in ("tp", "pp", "ep")),
+    *(f"{op}.{name}" for op in (Op.UPDATE_ACTOR, Op.GENERATE) for name in fields_of(op) if name not in _BESIDE),
 )
-"""Columns that the sync of weights is priced by."""
+"""Columns that the sync of weights may depend on: how trainer and engines are laid out, but not how they work."""
 
 
 def sync_seconds(s: Setup, b: PlanBatch) -> Float:
