@@ -89,12 +89,14 @@ class Estimate:
     def _found(self, stage_seconds: Float, rows: Rows) -> Iterator[tuple[Rows, dict[str, Float]]]:
         """(which of the rows, their cycles) of each structure."""
         staleness, in_flight = self.batch["staleness"].astype(np.int64), self.batch["in_flight"] == 1
+        column_of = {key: column for column, key in enumerate(self.stages)}
         for index, here in grouped(self.structure[rows]):
 
             def seconds_of(stage: Stage, here: Rows = here) -> Float:
-                if stage.key not in self.stages:
+                column = column_of.get(stage.key)
+                if column is None:
                     return np.zeros((*stage_seconds.shape[:-2], len(here)))
-                return stage_seconds[..., self.stages.index(stage.key)][..., here]
+                return stage_seconds[..., column][..., here]
 
             at, rpeg = rows[here], self.structures[index]
             yield here, cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
@@ -195,12 +197,12 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     }
     # One stage after the other in memory, for so they are read.
     seconds = np.zeros((len(keys), len(batch))).T
+    stages = [{stage.key: stage for stage in rpeg.stages} for rpeg in structures]
+    some = {key: stage for of in stages for key, stage in of.items()}
     for column, key in enumerate(keys):
-        stages = [next((stage for stage in rpeg.stages if stage.key == key), None) for rpeg in structures]
-        some = next((stage for stage in stages if stage), None)
-        if some:
-            has = np.array([stage is not None for stage in stages])[structure]
-            seconds[:, column] = np.where(has, stage_seconds_of(some, per_op), 0.0)
+        if key in some:
+            has = np.array([key in of for of in stages])[structure]
+            seconds[:, column] = np.where(has, stage_seconds_of(some[key], per_op), 0.0)
     generation = costs[Op.GENERATE]
     return Estimate(
         job=s.job,
