@@ -41,7 +41,7 @@ _READ = (
 def sync_seconds(s: Setup, b: PlanBatch) -> Float:
     """Seconds until the engines have the actor's new weights, float64[n]."""
     first, inverse = distinct((b[name] for name in _READ), len(b))
-    b = PlanBatch(len(first), {name: b[name][first] for name in _READ})
+    b = b.take(first)
     seconds = np.zeros(len(b))
     for group, machine in enumerate(s.machines):
         rows = np.flatnonzero(b["group.actor"] == group)
