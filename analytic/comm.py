@@ -8,13 +8,15 @@ into chunks, so that levels work at the same time.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analytic.device import knee
+from analytic.distinct import largest
 from analytic.grids import grid, kernel_facts
 from ir.cluster import CollectiveFit, Level, device_bandwidth
 
@@ -46,27 +48,26 @@ def collective_seconds(
     latency and bandwidth. A number of ranks without a figure lies between its neighbours, in log-log.
     """
     sizes, members, strides = np.broadcast_arrays(np.asarray(size, dtype=float), ranks, np.asarray(stride))
-    result, flat = np.zeros(members.size), sizes.reshape(-1)
-    several = np.flatnonzero(members.reshape(-1) > 1)
-    if not len(several):
-        return result.reshape(members.shape)
-    # One number a pair: sorting those is far cheaper than sorting rows.
-    codes = members.reshape(-1)[several].astype(np.int64) << 32 | strides.reshape(-1)[several].astype(np.int64)
-    pairs, inverse = np.unique(codes, return_inverse=True)
-    for index, code in enumerate(pairs.tolist()):
-        here = several if len(pairs) == 1 else several[inverse == index]
-        result[here] = _seconds(levels, op, flat[here], (code >> 32, code & 0xFFFFFFFF), engine)
+    result, several = np.zeros(members.size), np.flatnonzero(members.reshape(-1) > 1)
+    if len(several):
+        n, apart = (values.reshape(-1)[several].astype(np.int64) for values in (members, strides))
+        result[several] = _seconds(levels, op, sizes.reshape(-1)[several], (n, apart), engine)
     return result.reshape(members.shape)
 
 
 def members_by_level(levels: Levels, ranks: int, stride: int) -> list[int]:
     """How many members of the level below a group has at each level; their product is at least `ranks`."""
-    inside, below, found = 1, 1, []
+    return [int(members) for members in _by_level(levels, np.asarray(ranks), np.asarray(stride))]
+
+
+def _by_level(levels: Levels, ranks: Int, stride: Int) -> list[Int]:
+    """As `members_by_level`, of groups of int64[n] ranks."""
+    inside, below, found = np.ones_like(ranks), 1, list[Int]()
     for index, level in enumerate(levels):
         below *= level.size
-        reached = ranks if index == len(levels) - 1 else min(max(below // stride, 1), ranks)
+        reached = ranks if index == len(levels) - 1 else np.minimum(np.maximum(below // stride, 1), ranks)
         found.append(-(-reached // inside))
-        inside = max(inside, reached)
+        inside = np.maximum(inside, reached)
     return found
 
 
@@ -118,35 +119,61 @@ def _hidden(levels: Levels, index: int) -> float:
     return usual if own is None else own
 
 
-def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[int, int], engine: bool) -> Float:
+def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[Int, Int], engine: bool) -> Float:
+    """Of groups of several ranks, arrays of one length."""
     ranks, stride = group
-    members, described = members_by_level(levels, ranks, stride), bool(levels[0].fits)
+    members, described = _by_level(levels, ranks, stride), bool(levels[0].fits)
     # Scale-up links of several levels are the same ports of a device: one flat collective.
     flat = domain_of(levels) if described else 1
-    inside, parts = int(np.prod(members[:flat])), list[Float]()
-    if inside > 1:
-        near = _share(op, size, 1, inside, ranks)
-        alone = members[0] == inside
-        seconds = _level_seconds(levels, 0, op, near, (inside, 1)) if alone else _flat(levels, op, near, inside)
-        own = engine and op == "all_reduce" and inside == ranks
-        parts.append(_engine_all_reduce(levels[0], near, inside, seconds) if own else seconds)
+    inside, one = np.prod(members[:flat], axis=0, dtype=np.int64), np.ones_like(ranks)
+    near, alone = _share(op, size, one, inside, ranks), members[0] == inside
+    first = _where((inside > 1) & alone, partial(_level_seconds, levels, 0, op), near, inside, one)
+    if flat > 1:
+        first = first + _where((inside > 1) & ~alone, partial(_flat, levels, op), near, inside)
+    if engine and op == "all_reduce":
+        own = inside == ranks
+        first = np.where(own, _where(own, partial(_engine_all_reduce, levels[0]), near, inside, first), first)
+    parts = [first]
     for index, here in enumerate(members[flat:], start=flat):
-        if here > 1:
-            parts.append(_level_seconds(levels, index, op, _share(op, size, inside, here, ranks), (here, inside)))
-            inside *= here
+        far = _share(op, size, inside, here, ranks)
+        parts.append(_where(here > 1, partial(_level_seconds, levels, index, op), far, here, inside))
+        inside = np.where(here > 1, inside * here, inside)
     return _over_levels(op, size, parts, described=described)
 
 
-def _flat(levels: Levels, op: Kind, size: Float, ranks: int) -> Float:
+def _where(some: NDArray[np.bool_], seconds: Callable[..., Float], *arrays: NDArray[Any]) -> Float:
+    """A function of arrays where it is asked for, 0 elsewhere."""
+    at = np.flatnonzero(some)
+    if len(at) == len(some):
+        return seconds(*arrays)
+    result = np.zeros(len(some))
+    if len(at):
+        result[at] = seconds(*(values[at] for values in arrays))
+    return result
+
+
+def _for_each(ranks: Int, seconds: Callable[..., Float], *arrays: Float) -> Float:
+    """A function of a number of ranks and arrays, for each different number: few have tables."""
+    numbers = np.unique(ranks).tolist()
+    if len(numbers) == 1:
+        return seconds(numbers[0], *arrays)
+    result = np.zeros(len(ranks))
+    for number in numbers:
+        at = np.flatnonzero(ranks == number)
+        result[at] = seconds(number, *(values[at] for values in arrays))
+    return result
+
+
+def _flat(levels: Levels, op: Kind, size: Float, ranks: Int) -> Float:
     """Over all levels of the scale-up domain at once, as fast as the slowest of them."""
     last = domain_of(levels) - 1
     latency = levels[last].latency_s * np.log2(2 * ranks) / 2.0
     wire = traffic(op, ranks) * size / device_bandwidth(levels, last)
-    return knee(np.full_like(size, latency), wire, kernel_facts()["domain"]["p"])
+    return knee(latency, wire, kernel_facts()["domain"]["p"])
 
 
 def _over_levels(op: Kind, size: Float, parts: list[Float], *, described: bool) -> Float:
-    slowest = np.asarray(np.maximum.reduce(parts))
+    slowest = largest(parts)
     # A message to a neighbour, and a broadcast that is cut in pieces, take as long as their slowest link.
     if op in ("send", "broadcast") or len(parts) == 1:
         return slowest
@@ -157,46 +184,46 @@ def _over_levels(op: Kind, size: Float, parts: list[Float], *, described: bool) 
     return np.asarray(slowest + rest / np.clip(size / ring["chunk_bytes"], 1.0, ring["chunks"]))
 
 
-def _share(op: Kind, size: Float, inside: int, here: int, ranks: int) -> Float:
+def _share(op: Kind, size: Float, inside: Int, here: Int, ranks: Int) -> Float:
     """Bytes that a level handles: what the levels below have left of a tensor, or what is bound beyond them."""
     if op in ("send", "broadcast"):
         return size
     if op == "all_to_all":
-        return size * min((here - 1) * inside / ranks * here / max(here - 1, 1), 1.0)
+        return np.asarray(size * np.minimum((here - 1) * inside / ranks * here / np.maximum(here - 1, 1), 1.0))
     return size / inside
 
 
-def _level_seconds(levels: Levels, index: int, op: Kind, size: Float, members: tuple[int, int]) -> Float:
+def _level_seconds(levels: Levels, index: int, op: Kind, size: Float, here: Int, inside: Int) -> Float:
     """Of a level's `here` members, each of which holds `inside` ranks of the group."""
-    level, (here, inside) = levels[index], members
+    level = levels[index]
     if any(point.op == op for point in level.collectives):
-        return _measured(level, op, size, here)
+        return _for_each(here, partial(_measured, level, op), size)
     if op in ("all_gather", "reduce_scatter") and any(point.op == "all_reduce" for point in level.collectives):
         # An all-reduce is the one after the other.
-        return _measured(level, "all_reduce", size, here) / 2.0
+        return _for_each(here, partial(_measured, level, "all_reduce"), size) / 2.0
     fits = sorted((fit for fit in level.fits if fit.op == op), key=lambda fit: fit.ranks)
     if fits:
-        return _fitted(level, fits, size, here)
+        return _for_each(here, partial(_fitted, level, fits), size)
     bandwidth, latency = device_bandwidth(levels, index), level.latency_s * np.log2(2 * here) / 2.0
     # Libraries of accelerators pass a broadcast on in chunks: each link carries it once.
     wire = (1.0 if op == "broadcast" and levels[0].fits else traffic(op, here)) * size / bandwidth
     if not levels[0].fits or op not in _RINGS:
-        return knee(np.full_like(size, latency), wire, 1.0)
+        return np.asarray(latency + wire)
     # A ring over all ranks: what each sends grows with them, and it hands on once a rank.
     wire = traffic(op, here * inside) * size / bandwidth
     return np.asarray(wire + _ring_latency(op, here, inside) + latency)
 
 
-def _ring_latency(op: Kind, nodes: int, inside: int) -> float:
+def _ring_latency(op: Kind, nodes: Int, inside: Int) -> Float:
     """All-gathers and reduce-scatters go round a ring; an all-reduce goes up and down a tree where that is shorter,
     whose latency is that of the ring over two nodes."""
     hop = float(kernel_facts()["ring"]["hop"])
     if op == "all_reduce":
-        return 2.0 * hop * min(nodes * inside - 1.0, 2.0 * inside * float(np.log2(nodes)))
-    return hop * (nodes * inside - 1.0)
+        return np.asarray(2.0 * hop * np.minimum(nodes * inside - 1.0, 2.0 * inside * np.log2(nodes)))
+    return np.asarray(hop * (nodes * inside - 1.0))
 
 
-def _fitted(level: Level, fits: list[CollectiveFit], size: Float, ranks: int) -> Float:
+def _fitted(level: Level, fits: list[CollectiveFit], ranks: int, size: Float) -> Float:
     """Between the next smaller and larger numbers of ranks that were fitted."""
     smaller = max((fit for fit in fits if fit.ranks <= ranks), key=lambda fit: fit.ranks, default=fits[0])
     larger = min((fit for fit in fits if fit.ranks >= ranks), key=lambda fit: fit.ranks, default=fits[-1])
@@ -229,7 +256,12 @@ def closed_seconds(fit: CollectiveFit, size: Float) -> Float:
     return np.asarray((fit.latency_s**fit.p + wire**fit.p) ** (1.0 / fit.p))
 
 
-def _engine_all_reduce(level: Level, size: Float, ranks: int, library: Float) -> Float:
+def _engine_all_reduce(level: Level, size: Float, ranks: Int, library: Float) -> Float:
+    """The faster of the library and an engine's own kernel."""
+    return _for_each(ranks, partial(_own_all_reduce, level), size, library)
+
+
+def _own_all_reduce(level: Level, ranks: int, size: Float, library: Float) -> Float:
     """One- and two-shot kernels under CUDA graphs, where they are faster; of the next larger group measured."""
     for fit in sorted(level.fits, key=lambda fit: fit.ranks):
         if fit.op == "all_reduce" and fit.ranks >= ranks and (own := grid(f"custom/{fit.table}/{fit.ranks}")):
@@ -237,7 +269,7 @@ def _engine_all_reduce(level: Level, size: Float, ranks: int, library: Float) ->
     return library
 
 
-def _measured(level: Level, op: str, size: Float, ranks: int) -> Float:
+def _measured(level: Level, op: str, ranks: int, size: Float) -> Float:
     measured = sorted({p.ranks for p in level.collectives if p.op == op})
     nearest = max([n for n in measured if n <= ranks] or [measured[0]])
     points = sorted((p.bytes, p.seconds) for p in level.collectives if p.op == op and p.ranks == nearest)
@@ -247,13 +279,13 @@ def _measured(level: Level, op: str, size: Float, ranks: int) -> Float:
     return np.asarray(base * traffic(op, ranks) / traffic(op, nearest))
 
 
-def traffic(op: str, ranks: int) -> float:
+def traffic(op: str, ranks: Int | int) -> Float | float:
     """Bytes a rank sends over the tensor's size: ring collectives, and a broadcast along a tree."""
     match op:
         case "all_reduce":
-            return 2.0 * (ranks - 1) / ranks
+            return np.asarray(2.0 * (ranks - 1) / ranks)
         case "all_gather" | "reduce_scatter" | "all_to_all":
-            return (ranks - 1) / ranks
+            return np.asarray((ranks - 1) / ranks)
         case "broadcast":
-            return float(np.ceil(np.log2(ranks)))
+            return np.asarray(np.ceil(np.log2(ranks)))
     return 1.0

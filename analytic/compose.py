@@ -103,11 +103,14 @@ class _Terms:
 
 def _named(found: tuple[Cycle, ...], terms: _Terms, staleness: NDArray[np.int64]) -> dict[str, Float]:
     """The longest cycle of each name."""
-    result: dict[str, Float] = {}
+    sums: dict[tuple[str, int, int], Float] = {}
     for cycle in found:
-        steps = cycle.steps + cycle.per_staleness * staleness
-        seconds = sum(terms(term) for term in cycle.times) / steps
-        result[cycle.name] = np.maximum(result[cycle.name], seconds) if cycle.name in result else np.asarray(seconds)
+        key, seconds = (cycle.name, cycle.steps, cycle.per_staleness), np.asarray(sum(map(terms, cycle.times)))
+        sums[key] = np.maximum(sums[key], seconds) if key in sums else seconds
+    result: dict[str, Float] = {}
+    for (name, steps, per_staleness), total in sums.items():
+        seconds = total / (steps + per_staleness * staleness if per_staleness else steps)
+        result[name] = np.maximum(result[name], seconds) if name in result else np.asarray(seconds)
     return result
 
 

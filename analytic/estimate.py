@@ -8,7 +8,7 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from analytic.compose import cycles
 from analytic.costs import Columns, Cost
+from analytic.distinct import distinct, grouped, largest
 from analytic.fit import setup
 from analytic.memory import Memory, laid_out_as_trained, memory
 from analytic.passes import pass_cost, update_cost
@@ -36,7 +37,7 @@ Rows = NDArray[np.intp]
 MODEL_VERSION = "4"
 """Changes with every change of the model's numbers."""
 
-BLOCK = 1 << 14
+BLOCK = 1 << 16
 """Plans priced at a time."""
 
 PARALLEL_FROM = 4_000_000
@@ -71,30 +72,34 @@ class Estimate:
     def compose(self, stage_seconds: Float, rows: Rows) -> Float:
         """Step seconds float64[..., m] from stage seconds float64[..., m, stages] of the plans `rows` intp[m]:
         the model's composition, open to corrected stage times."""
-        longest: Float = np.maximum.reduce(list(self.cycles(stage_seconds, rows).values()))
+        longest = np.zeros(stage_seconds.shape[:-1])
+        for here, found in self._found(stage_seconds, rows):
+            longest[..., here] = largest(found.values())
         return longest
 
     def cycles(self, stage_seconds: Float, rows: Rows) -> dict[str, Float]:
         """Seconds per step of each cycle, float64[..., m]; 0 where a plan has no such cycle."""
         result: dict[str, Float] = {}
-        staleness = self.batch["staleness"].astype(np.int64)
-        in_flight = self.batch["in_flight"] == 1
-        for index, rpeg in enumerate(self.structures):
-            here = self.structure[rows] == index
-            if not here.any():
-                continue
-            seconds = stage_seconds[..., here, :]
-
-            def seconds_of(stage: Stage, seconds: Float = seconds) -> Float:
-                zero = np.zeros(seconds.shape[:-1])
-                return seconds[..., self.stages.index(stage.key)] if stage.key in self.stages else zero
-
-            at = rows[here]
-            found = cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
+        for here, found in self._found(stage_seconds, rows):
             for name, values in found.items():
                 whole = result.setdefault(name, np.zeros(stage_seconds.shape[:-1]))
                 whole[..., here] = values
         return result
+
+    def _found(self, stage_seconds: Float, rows: Rows) -> Iterator[tuple[Rows, dict[str, Float]]]:
+        """(which of the rows, their cycles) of each structure."""
+        staleness, in_flight = self.batch["staleness"].astype(np.int64), self.batch["in_flight"] == 1
+        column_of = {key: column for column, key in enumerate(self.stages)}
+        for index, here in grouped(self.structure[rows]):
+
+            def seconds_of(stage: Stage, here: Rows = here) -> Float:
+                column = column_of.get(stage.key)
+                if column is None:
+                    return np.zeros((*stage_seconds.shape[:-2], len(here)))
+                return stage_seconds[..., column][..., here]
+
+            at, rpeg = rows[here], self.structures[index]
+            yield here, cycles(rpeg, seconds_of, self.latency_ratio[at], self.call_s, staleness[at], in_flight[at])
 
 
 def stage_keys(job: Job) -> tuple[str, ...]:
@@ -184,18 +189,20 @@ def _estimate(s: Setup, batch: PlanBatch) -> Estimate:
     structures, structure = _structures(s.job, batch)
     costs = {op: _costs(s, batch, op) for op in SECTIONS if batch.has(op).any()}
     keys = stage_keys(s.job)
-    seconds = np.zeros((len(batch), len(keys)))
     per_op = {op: cost.seconds + cost.reshard * ~laid_out_as_trained(batch, op) for op, cost in costs.items()} | {
         Op.SYNC_WEIGHTS: sync_seconds(s, batch) * scales_at(s.cluster, Op.SYNC_WEIGHTS, batch["group.actor"]),
         Op.REWARD: costs[Op.REWARD].seconds
         if Op.REWARD in costs
         else reward_seconds(s, batch) * scales_at(s.cluster, Op.REWARD, batch["group.actor"]),
     }
-    for index, rpeg in enumerate(structures):
-        here = structure == index
-        for stage in rpeg.stages:
-            if stage.key in keys:
-                seconds[here, keys.index(stage.key)] = stage_seconds_of(stage, per_op)[here]
+    # One stage after the other in memory, for so they are read.
+    seconds = np.zeros((len(keys), len(batch))).T
+    stages = [{stage.key: stage for stage in rpeg.stages} for rpeg in structures]
+    some = {key: stage for of in stages for key, stage in of.items()}
+    for column, key in enumerate(keys):
+        if key in some:
+            has = np.array([key in of for of in stages])[structure]
+            seconds[:, column] = np.where(has, stage_seconds_of(some[key], per_op), 0.0)
     generation = costs[Op.GENERATE]
     return Estimate(
         job=s.job,
@@ -220,49 +227,38 @@ def stage_seconds_of(stage: Stage, per_op: dict[Op, Float]) -> Float:
 
 
 def _costs(s: Setup, batch: PlanBatch, op: Op) -> Cost:
-    """The section's cost in every plan, 0 where it is absent; each different layout is priced once."""
-    rows = np.flatnonzero(batch.has(op))
-    x = {name: column[rows] for name, column in batch.section(op).items()}
-    x["streamed"] = batch["fusions.stream"][rows] * np.int32(op in STREAMED)
+    """The section's cost in every plan but for its kinds, 0 where it is absent; different layouts are priced once."""
+    present, x = batch.has(op), batch.section(op)
+    x["streamed"] = batch["fusions.stream"] * np.int32(op in STREAMED)
     if op is Op.GENERATE:
         # Engines that do not take weights in flight finish every sequence first, as if nothing were stale.
-        x["staleness"] = x["staleness"] * batch["in_flight"][rows]
-    first, inverse = _distinct(x)
+        x["staleness"] = x["staleness"] * batch["in_flight"]
+    rows = None if present.all() else np.flatnonzero(present)
+    x = x if rows is None else {name: column[rows] for name, column in x.items()}
+    first, layout = distinct(x.values(), len(batch) if rows is None else len(rows))
     unique = {name: column[first] for name, column in x.items()}
     cost = section_cost(s, op, unique, streamed=unique.pop("streamed") == 1)
+    if rows is not None:
+        # Plans without the section have a layout of their own, the last, which costs nothing.
+        layout, there = np.full(len(batch), len(first)), layout
+        layout[rows] = there
 
     def spread(values: Float) -> Float:
-        whole = np.zeros(len(batch))
-        whole[rows] = values[inverse]
-        return whole
+        return np.append(values, 0.0).take(layout)
 
     return Cost(
         seconds=spread(cost.seconds),
         latency=spread(cost.latency),
         reshard=spread(cost.reshard),
-        kinds={name: spread(values) for name, values in cost.kinds.items()},
         resident={name: spread(values) for name, values in cost.resident.items()},
         transient={name: spread(values) for name, values in cost.transient.items()},
     )
 
 
-def _distinct(x: Columns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """First row of every different combination of the columns, and each row's combination."""
-    code = np.zeros(len(next(iter(x.values()))), dtype=np.int64)
-    for column in x.values():
-        values, level = np.unique(column, return_inverse=True)
-        code = code * len(values) + level.reshape(-1)
-        if len(values) > 1:
-            # Renumbered, so that codes stay small however many columns there are.
-            _, code = np.unique(code, return_inverse=True)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
-    return first, inverse.reshape(-1)
-
-
 def _structures(job: Job, batch: PlanBatch) -> tuple[tuple[Rpeg, ...], NDArray[np.intp]]:
     """One RPEG per structure, and each plan's."""
     names = [name for name in batch.columns if name in FLAGS or name.startswith("place.")]
-    first, structure = _distinct({name: batch[name] for name in names} or {"": batch["staleness"] * 0})
+    first, structure = distinct((batch[name] for name in names), len(batch))
     return tuple(lower(job, batch.plan(int(row))) for row in first), structure
 
 
@@ -270,17 +266,19 @@ def estimate_blocks(job: Job, batch: PlanBatch, cluster: Cluster, jobs: int = -1
     """As `estimate`, block by block so that temporaries stay in the cache, and on `jobs` cores (-1: all) once
     there are so many plans that starting processes pays."""
     s = setup(job, cluster)
-    blocks = [np.arange(start, min(start + BLOCK, len(batch))) for start in range(0, len(batch), BLOCK)]
+    blocks = [batch.part(start, start + BLOCK) for start in range(0, len(batch), BLOCK)]
     if len(batch) < PARALLEL_FROM or jobs == 1:
-        return concatenate([_estimate(s, batch.take(rows)) for rows in blocks])
+        return concatenate([_estimate(s, block) for block in blocks])
     from joblib import Parallel, delayed
 
-    priced = Parallel(n_jobs=jobs)(delayed(_estimate)(s, batch.take(rows)) for rows in blocks)
+    priced = Parallel(n_jobs=jobs)(delayed(_estimate)(s, block) for block in blocks)
     return concatenate(list(priced))
 
 
 def concatenate(parts: Sequence[Estimate]) -> Estimate:
     """The estimates of consecutive blocks as one."""
+    if len(parts) == 1:
+        return parts[0]
     structures = list(dict.fromkeys(_shape(r) for part in parts for r in part.structures))
     example = {_shape(r): r for part in parts for r in part.structures}
     index = [np.array([structures.index(_shape(r)) for r in part.structures])[part.structure] for part in parts]

@@ -36,13 +36,13 @@ class Distribution:
         """Value that a share `p` stays below."""
         return np.interp(p, self.at, self.quantiles)
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """E[L]: between two points Q has the mean of their values."""
         low, high, weight = self._pieces
         return float((weight * (low + high)).sum() / 2.0)
 
-    @property
+    @cached_property
     def second_moment(self) -> float:
         """E[L^2]: between a and b, Q^2 has the mean (a^2 + ab + b^2) / 3."""
         low, high, weight = self._pieces
@@ -118,19 +118,20 @@ class Distribution:
         sums = np.bincount(pair, weights=members * longest**power, minlength=len(pairs)).astype(np.float64)
         return sums[inverse.reshape(-1)]
 
-    @property
+    @cached_property
     def at(self) -> Float:
         """The probability of each quantile."""
         return np.array(self.probabilities) if self.probabilities else np.linspace(0.0, 1.0, len(self.quantiles))
 
-    @property
+    @cached_property
     def _pieces(self) -> tuple[Float, Float, Float]:
         """(value at the lower end, at the upper end, share of the draws) of each stretch between two points."""
         values = np.array(self.quantiles, dtype=np.float64)
         return values[:-1], values[1:], np.diff(self.at)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# No slots here either.
+@dataclass(frozen=True, kw_only=True)
 class LengthModel:
     """Prompt, response and whole-sequence lengths of a job."""
 
@@ -158,7 +159,7 @@ class LengthModel:
         largest: Float = values[-1] - lost
         return largest[inverse.reshape(-1)]
 
-    @property
+    @cached_property
     def total(self) -> Distribution:
         """Prompt and response together: longer answers belong to longer prompts, so their quantiles add up."""
         at = np.union1d(self.prompt.at, self.response.at)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.costs import RESHARDED, Cost
+from analytic.distinct import largest
 from analytic.passes import LONGEST
 from analytic.setup import Setup
 from analytic.training import training
@@ -39,8 +40,7 @@ class Memory:
     @property
     def peak(self) -> Float:
         """Largest over the pools."""
-        largest: Float = np.maximum.reduce(list(self.pools.values()))
-        return largest
+        return largest(self.pools.values())
 
     @staticmethod
     def concatenate(parts: Sequence[Memory]) -> Memory:
@@ -75,12 +75,12 @@ def memory(s: Setup, b: PlanBatch, costs: Mapping[Op, Cost]) -> Memory:
     resident, phases = _lifetimes(s, b, costs)
     capacity = np.array([float(machine.device.memory_bytes) for machine in s.machines])
     pools = _pool_peaks(s, b, resident, phases, frozenset())
-    fill = np.maximum.reduce([pools[role] / capacity[b[f"group.{role}"]] for role in ROLES])
+    fill = largest(pools[role] / capacity[b[f"group.{role}"]] for role in ROLES)
     terms: dict[str, Float] = {"base": _base(s, b, "actor")}
     for phase in (*resident, *phases):
         for name, values in phase.terms.items():
             key = _term_name(phase.name, name)
-            terms[key] = np.maximum(terms.get(key, np.zeros(len(b))), values)
+            terms[key] = np.maximum(terms[key], values) if key in terms else values
     expected = _pool_peaks(s, b, resident, phases, frozenset({LONGEST}))
     return Memory(pools=pools, fill=fill, terms=terms, expected=expected)
 
@@ -129,7 +129,7 @@ def _pool_peaks(
             peaks[role] = zero
             continue
         held = sum((np.where(leader == index, size, 0.0) for leader, size in stays), _base(s, b, role))
-        most = np.maximum.reduce([zero, *(np.where(leader == index, size, 0.0) for leader, size in adds)])
+        most = largest([zero, *(np.where(leader == index, size, 0.0) for leader, size in adds)])
         peaks[role] = np.where(leads, held + most, 0.0)
     return peaks
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds, overlap_of
+from analytic.distinct import distinct
 from analytic.kernels import gemm_seconds
 from analytic.layers import Routing, Spread, Work, forward
 from analytic.moe import expert_traffic, experts
@@ -47,16 +48,9 @@ def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
     columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
     columns += [work.tokens, work.squares, work.head_tokens]
-    code = np.zeros(len(at.tp), dtype=np.int64)
-    for column in columns:
-        if (column == column[:1]).all():
-            continue
-        values, level = np.unique(column, return_inverse=True)
-        # Renumbered, so that codes stay small however many columns there are.
-        _, code = np.unique(code * len(values) + level.reshape(-1), return_inverse=True)
-    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    first, inverse = distinct(columns, len(at.tp))
     one = _parts(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance))
-    return _rows(one, inverse.reshape(-1))
+    return _rows(one, inverse)
 
 
 def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:

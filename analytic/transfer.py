@@ -6,28 +6,48 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds
+from analytic.distinct import distinct
 from analytic.priors import priors
 from analytic.resharding import Sharding, lacking, node_share
 from analytic.setup import Machine, Setup
 from analytic.steps import steps
-from ir.batch import CODES, PlanBatch
+from ir.batch import CODES, PlanBatch, fields_of
 from ir.cluster import device_bandwidth
+from ir.graph import Op
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
 
 _RESHARD, _BROADCAST, _P2P, _DISK = range(len(CODES["sync"]))
 
+_BESIDE = {
+    "micro_batch",
+    "micro_tokens",
+    "recompute",
+    "offload",
+    "vpp",
+    "concurrency",
+    "memory_percent",
+    "prefill_tokens",
+}
+_READ = (
+    "sync",
+    *(f"{what}.{role}" for what in ("devices", "group") for role in ("actor", "rollout")),
+    *(f"{op}.{name}" for op in (Op.UPDATE_ACTOR, Op.GENERATE) for name in fields_of(op) if name not in _BESIDE),
+)
+"""Columns that the sync of weights may depend on: how trainer and engines are laid out, but not how they work."""
+
 
 def sync_seconds(s: Setup, b: PlanBatch) -> Float:
     """Seconds until the engines have the actor's new weights, float64[n]."""
+    first, inverse = distinct((b[name] for name in _READ), len(b))
+    b = b.take(first)
     seconds = np.zeros(len(b))
     for group, machine in enumerate(s.machines):
-        here = b["group.actor"] == group
-        if here.any():
-            rows = np.flatnonzero(here)
+        rows = np.flatnonzero(b["group.actor"] == group)
+        if len(rows):
             seconds[rows] = (_host_sync if machine.is_host else _sync)(s, machine, b.take(rows))
-    return seconds
+    return seconds.take(inverse)
 
 
 def _host_sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:

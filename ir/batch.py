@@ -63,6 +63,12 @@ def fields_of(op: Op) -> tuple[str, ...]:
     return tuple(name for name in SECTIONS[op].__struct_fields__ if name != "pool")
 
 
+_FIELDS: Mapping[Op, tuple[tuple[str, str], ...]] = {
+    op: tuple((n, f"{op}.{n}") for n in fields_of(op)) for op in SECTIONS
+}
+"""(field, column) of every section."""
+
+
 def owner_of(column: str) -> Op | None:
     """The section that a column belongs to, None for the plan's structure."""
     prefix = column.partition(".")[0]
@@ -83,6 +89,9 @@ POOL_NAMES = {"actor": "train"}
 """Pools are called by the role that leads them, but for the pool that trains the actor without generating."""
 
 
+_ZERO = np.int32(0)
+
+
 @dataclass(frozen=True, slots=True)
 class PlanBatch:
     """Columns int32[n] of n plans."""
@@ -95,12 +104,17 @@ class PlanBatch:
 
     def __getitem__(self, name: str) -> Column:
         column = self.columns.get(name)
-        return np.broadcast_to(np.int32(0), self.num_plans) if column is None else column
+        return np.broadcast_to(_ZERO, self.num_plans) if column is None else column
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> PlanBatch:
         """The given rows."""
         count = int(rows.sum()) if rows.dtype == np.bool_ else len(rows)
         return PlanBatch(count, {name: column[rows] for name, column in self.columns.items()})
+
+    def part(self, first: int, end: int) -> PlanBatch:
+        """The rows from `first` to before `end`, or to the last, not copied."""
+        count = len(range(self.num_plans)[first:end])
+        return PlanBatch(count, {name: column[first:end] for name, column in self.columns.items()})
 
     def has(self, op: Op) -> NDArray[np.bool_]:
         """Which plans have the section of `op`, bool[n]: its role is placed and no flag takes it away."""
@@ -113,7 +127,7 @@ class PlanBatch:
         """A section's columns by field, with `devices` and `group` of its pool and the plan's `staleness`
         and `in_flight`."""
         home = HOME[op]
-        columns = {name: self[f"{op}.{name}"] for name in fields_of(op)}
+        columns = {name: self[column] for name, column in _FIELDS[op]}
         return columns | {
             "devices": self[f"devices.{home}"],
             "group": self[f"group.{home}"],
@@ -123,8 +137,7 @@ class PlanBatch:
 
     def plan(self, row: int) -> Plan:
         """One row as a plan, with the canonical pool names."""
-        one = self.take(np.array([row]))
-        value = {name: int(column[0]) for name, column in one.columns.items()}
+        value = {name: int(column[row]) for name, column in self.columns.items()}
         roles = [role for role in ROLES if value.get(f"devices.{role}", 0)]
         leader = {role: ROLES[value.get(f"place.{role}", 0)] for role in roles}
         leaders = [role for role in roles if leader[role] == role]
@@ -132,10 +145,10 @@ class PlanBatch:
         sections: dict[str, Any] = {
             str(op): kind(
                 pool=names[leader[HOME[op]]],
-                **{name: _value(name, value.get(f"{op}.{name}", 0)) for name in fields_of(op)},
+                **{name: _value(name, value.get(column, 0)) for name, column in _FIELDS[op]},
             )
             for op, kind in SECTIONS.items()
-            if one.has(op)[0]
+            if value.get(f"devices.{HOME[op]}", 0) and not any(value.get(flag, 0) for flag in REMOVED_BY.get(op, ()))
         }
         return Plan(
             pools=tuple(

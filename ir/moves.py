@@ -109,7 +109,8 @@ def stream(rpeg: Rpeg) -> Rpeg:
     """Hand each finished group to reward, reference, teacher and critic while the rest is still being generated.
     Hides these stages under generation where they have devices of their own; smaller micro-batches cost some
     efficiency."""
-    data = tuple(replace(edge, streamed=_can_stream(rpeg, edge.target)) for edge in rpeg.data)
+    fed = {op for op in _STREAMED if rpeg.stage_of(op) and _can_stream(rpeg, op)}
+    data = tuple(replace(edge, streamed=True) if edge.target in fed else edge for edge in rpeg.data)
     return replace(rpeg, data=data)
 
 

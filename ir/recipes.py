@@ -7,6 +7,8 @@ weights' way back; which data they exchange follows from one table.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 from ir.graph import Data, DataEdge, Op, Rpeg, Stage, State, StateEdge
 from ir.job import Job, Role
@@ -80,20 +82,49 @@ _EDGES: tuple[tuple[Op, Op, Data], ...] = (
 """Every edge that a graph has if it has both ends."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traits:
+    """What a graph depends on of a job."""
+
+    extra: tuple[Op, ...]
+    has_turns: bool
+    has_reference: bool
+    reference_in_reward: bool
+    """Whether rewards, and not the loss, hold the reference against the actor."""
+    advantage_reads_old: bool
+    """Whether advantages are made from log-probs of the actor too."""
+
+
 def _recipe(job: Job, *extra: Op) -> Rpeg:
     """The graph of generation, advantage, update and weight sync with the `extra` operations."""
-    rollout = [Op.GENERATE, *(op for op in extra if op is Op.GREEDY)]
-    rollout += [Op.ENVIRONMENT] if job.workload.turns else []
-    ops = {*rollout, *extra, Op.ADVANTAGE, Op.UPDATE_ACTOR, Op.SYNC_WEIGHTS}
-    ops |= {Op.REFERENCE_LOGPROB} if Role.REFERENCE in job.models else set()
-    edges = [edge for edge in (*_EDGES, *_penalty_edges(job)) if edge[0] in ops and edge[1] in ops]
+    has_reference = Role.REFERENCE in job.models
+    in_reward = job.algorithm.kl_in_reward and has_reference
+    stages, data, state = _graph(
+        _Traits(
+            extra=extra,
+            has_turns=bool(job.workload.turns),
+            has_reference=has_reference,
+            reference_in_reward=in_reward,
+            advantage_reads_old=in_reward or job.algorithm.uses_teacher,
+        )
+    )
+    return Rpeg(job=job, stages=stages, data=data, state=state)
+
+
+@cache
+def _graph(traits: _Traits) -> tuple[tuple[Stage, ...], tuple[DataEdge, ...], tuple[StateEdge, ...]]:
+    """Stages, data and state; the same for all plans of a job, so made once."""
+    rollout = [Op.GENERATE, *(op for op in traits.extra if op is Op.GREEDY)]
+    rollout += [Op.ENVIRONMENT] if traits.has_turns else []
+    ops = {*rollout, *traits.extra, Op.ADVANTAGE, Op.UPDATE_ACTOR, Op.SYNC_WEIGHTS}
+    ops |= {Op.REFERENCE_LOGPROB} if traits.has_reference else set()
+    edges = [edge for edge in (*_EDGES, *_penalty_edges(traits)) if edge[0] in ops and edge[1] in ops]
     edges = [_selected(edge) for edge in edges] if Op.SELECT in ops else edges
     later = [op for op in Op if op in ops and op not in rollout]
-    return Rpeg(
-        job=job,
-        stages=(Stage(ops=tuple(rollout), riders=tuple(rollout[1:])), *(Stage(ops=(op,)) for op in later)),
-        data=tuple(DataEdge(source=s, target=t, data=d) for s, t, d in edges),
-        state=_state(ops),
+    return (
+        (Stage(ops=tuple(rollout), riders=tuple(rollout[1:])), *(Stage(ops=(op,)) for op in later)),
+        tuple(DataEdge(source=s, target=t, data=d) for s, t, d in edges),
+        _state(ops),
     )
 
 
@@ -104,11 +135,11 @@ def _selected(edge: tuple[Op, Op, Data]) -> tuple[Op, Op, Data]:
     return (Op.SELECT if passed else source), target, data
 
 
-def _penalty_edges(job: Job) -> list[tuple[Op, Op, Data]]:
+def _penalty_edges(traits: _Traits) -> list[tuple[Op, Op, Data]]:
     """Where the reference is compared with the actor: in the loss, or in the reward, which then reads both."""
-    in_reward = job.algorithm.kl_in_reward and Role.REFERENCE in job.models
-    edges = [(Op.REFERENCE_LOGPROB, Op.ADVANTAGE if in_reward else Op.UPDATE_ACTOR, Data.REFERENCE_LOGPROB)]
-    if in_reward or job.algorithm.uses_teacher:
+    compared = Op.ADVANTAGE if traits.reference_in_reward else Op.UPDATE_ACTOR
+    edges = [(Op.REFERENCE_LOGPROB, compared, Data.REFERENCE_LOGPROB)]
+    if traits.advantage_reads_old:
         edges += [
             (Op.OLD_LOGPROB, Op.ADVANTAGE, Data.OLD_LOGPROB),
             (Op.GENERATE, Op.ADVANTAGE, Data.ROLLOUT_LOGPROB),
