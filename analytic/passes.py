@@ -91,7 +91,8 @@ def _pass_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns, m
     one = parts(machine, shape, at, micro.mean, micro.imbalance)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer, machine.forward_scale)
     kernels = forth.compute + forth.memory + forth.head
-    launches = np.full(len(kernels), host.forward_s + shape.layers * host.forward_layer_s)
+    layers = shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
+    launches = np.full(len(kernels), host.forward_s + layers * host.forward_layer_s)
     waits = machine.with_launches(kernels, launches) - kernels
     layers = forth.layers + waits
     slowest = slowest_stage(shape, at.pp, layers, forth.head)

@@ -25,6 +25,8 @@ class Trainer:
     tensor_overlap: float
     overlaps: bool
     launches: float
+    expert_launches: float
+    expert_overlap: float
     sequence_parallel: bool = True
 
 

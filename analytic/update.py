@@ -104,7 +104,7 @@ def forward_pass(
     return Pass(
         compute=scale * compute,
         memory=scale * memory,
-        communication=one.collectives * _exposed(machine, at, trainer),
+        communication=_communication(machine, at, one, trainer),
         host=np.zeros_like(compute),
         head=scale * one.head,
     )
@@ -119,6 +119,12 @@ def _core_factor(machine: Machine, trainer: Trainer) -> float:
     """Seconds of the trainer's attention core over those of the device's own."""
     limit = trainer.attention_limit
     return trainer.score_flops * (max(machine.device.attention_flops / limit, 1.0) if limit else 1.0)
+
+
+def _communication(machine: Machine, at: Spread, one: Parts, trainer: Trainer) -> Float:
+    """Exposed collectives of a forward pass."""
+    rest = one.collectives - one.exchange
+    return rest * _exposed(machine, at, trainer) + one.exchange * (1.0 - trainer.expert_overlap)
 
 
 def _exposed(machine: Machine, at: Spread, trainer: Trainer) -> Float:
@@ -157,7 +163,7 @@ def _backward_pass(
     return Pass(
         compute=compute,
         memory=memory,
-        communication=one.collectives * (1.0 + linear) * _exposed(machine, at, trainer),
+        communication=(1.0 + linear) * _communication(machine, at, one, trainer),
         host=np.zeros_like(compute),
         head=one.head * (ratio * scale + again_head),
     )
@@ -176,7 +182,8 @@ def _with_launches(machine: Machine, shape: ModelShape, x: Columns, both: Pass, 
     and collectives while the host launches the next ones."""
     host = machine.device.host
     again = np.where(x["recompute"] == FULL, host.forward_layer_s, 0.0)
-    launches = trainer.launches * (host.train_s + shape.layers * (host.train_layer_s + again))
+    layers = shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
+    launches = trainer.launches * (host.train_s + layers * (host.train_layer_s + again))
     waits = launches if machine.is_host else np.maximum(launches - both.seconds, 0.0)
     return replace(both, host=waits)
 

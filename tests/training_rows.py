@@ -44,6 +44,10 @@ SYSTEMS = {
 }
 
 
+EXCHANGE_HIDDEN = 0.85
+"""Share of an overlapped exchange of experts' tokens: its kernels keep 20 of 132 to 148 processors from products."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row of a table: a configuration and the seconds of its optimizer step."""
@@ -72,12 +76,21 @@ class Row:
     """Of experts' loads: 1 where a table says that routing is balanced by force."""
     logit_bytes: float | None = None
     """Kept per logit, where the framework's loss is another than its like have."""
+    launched: float = 1.0
+    """Of the launches of layers with experts, those that no CUDA graph holds."""
+    overlaps_experts: bool = False
+    """Whether experts' tokens are exchanged while another micro-batch computes."""
 
     @property
     def traits(self) -> Trainer:
         """What the row's trainer fuses and hides."""
         found = training().trainers[self.trainer]
-        return found if self.logit_bytes is None else replace(found, logit_bytes=self.logit_bytes)
+        return replace(
+            found,
+            logit_bytes=found.logit_bytes if self.logit_bytes is None else self.logit_bytes,
+            expert_launches=found.expert_launches * self.launched,
+            expert_overlap=EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap,
+        )
 
     @property
     def dp(self) -> int:
