@@ -51,7 +51,7 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     copied = copy_seconds(machine, size / engine)
     methods = [
         _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
-        chain_seconds(size, num_tensors(shape), _broadcast_rate(machine, b)),
+        _broadcast_seconds(machine, shape, b, size),
         point_to_point_seconds(size, trainers, engine, engines, _network(s, machine, b)),
         2.0 * size / steps().sync.disk,
     ]
@@ -78,11 +78,29 @@ def copy_seconds(machine: Machine, size: Float) -> Float:
     return np.asarray(size / (steps().sync.copy * machine.device.memory_bandwidth))
 
 
-def _broadcast_rate(machine: Machine, b: PlanBatch) -> Float:
-    """Bytes per second of whole tensors to all engines: over the network, or inside a node that holds both pools."""
+def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float) -> Float:
+    """Whole tensors to all engines: over the network, or inside a node that holds both pools. Trainers gather them as
+    for engines of their own pool; those with ZeRO-3 keep float32."""
+    constants, tensors = steps().sync, num_tensors(shape)
     together = b["devices.actor"] + b["devices.rollout"] <= machine.levels[0].size
     inside = together & (b["group.actor"] == b["group.rollout"])
-    return np.where(inside, in_node_rate(machine), steps().sync.everyone)
+    kept = np.where(b["update_actor.zero"] == 3, 4.0 / machine.device.bytes_per_value, 1.0)
+    gathered = np.maximum(
+        chain_seconds(size, tensors, constants.gathered, constants.handle_s),
+        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept),
+    )
+    return np.where(inside, chain_seconds(size, tensors, in_node_rate(machine), constants.tensor_s), gathered)
+
+
+def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float) -> Float:
+    """Seconds that network cards of a node need for whole tensors: those that engines receive, and where trainers span
+    several nodes also those that are gathered first, of `kept` times the bytes."""
+    levels = machine.levels
+    domain = float(np.prod([level.size for level in levels[:-1]], dtype=np.int64))
+    if len(levels) == 1:
+        return np.zeros_like(size)
+    sent = size * (1.0 + np.where(trainers > domain, kept, 0.0))
+    return np.asarray(sent / (domain * device_bandwidth(levels, len(levels) - 1)))
 
 
 def in_node_rate(machine: Machine) -> float:
@@ -90,10 +108,10 @@ def in_node_rate(machine: Machine) -> float:
     return max(device_bandwidth(machine.levels, 0) / 2.0, steps().sync.everyone)
 
 
-def chain_seconds(size: Float, tensors: int, bandwidth: Float | float) -> Float:
+def chain_seconds(size: Float, tensors: int, bandwidth: Float | float, each: float) -> Float:
     """Whole tensors gathered on one rank, sent down a chain of engines and loaded by name: `size` bytes at the chain's
-    bytes per second, and the host's time for each tensor."""
-    return np.asarray(size / bandwidth + tensors * steps().sync.tensor_s)
+    bytes per second, and the host's seconds for `each` tensor."""
+    return np.asarray(size / bandwidth + tensors * each)
 
 
 def point_to_point_seconds(size: Float, trainers: Float, engine: Float, engines: Float, link: Float) -> Float:

@@ -104,7 +104,7 @@ def _seconds(row: Row, kind: str, shape: ModelShape, size: float) -> float:
         ]
         if kind == "tensors" and int(row["num_gpus_total"] or 16) <= 8:
             rate = in_node_rate(_machine(row["gpu"]))
-        return float(chain_seconds(one, num_tensors(shape), rate)[0])
+        return float(chain_seconds(one, num_tensors(shape), rate, steps().sync.tensor_s)[0])
     trainers, engine, engines = _degrees(row)
     machine = _machine(row["gpu"])
     link = device_bandwidth(machine.levels, len(machine.levels) - 1)
