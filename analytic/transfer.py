@@ -52,7 +52,7 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     methods = [
         _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
         _broadcast_seconds(machine, shape, b, size),
-        point_to_point_seconds(size, trainers, engine, engines, _network(s, machine, b)),
+        pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
         2.0 * size / steps().sync.disk,
     ]
     chosen = np.select([b["sync"] == code for code in range(len(methods))], methods)
@@ -67,10 +67,14 @@ def sent_bytes(machine: Machine, shape: ModelShape) -> float:
 def num_tensors(shape: ModelShape) -> int:
     """Tensors of a checkpoint that an engine loads: its matrices, each expert's too, and norms."""
     experts = shape.moe.experts if shape.moe else 0
+    networks = shape.num_dense_layers * len(shape.dense_ffn_matmuls)
+    return _other_tensors(shape) + networks + shape.num_moe_layers * experts * len(shape.expert_matmuls)
+
+
+def _other_tensors(shape: ModelShape) -> int:
+    """All but those of dense networks and routed experts."""
     layer = len(shape.attention_matmuls) + shape.norms_per_layer
-    dense = shape.num_dense_layers * len(shape.dense_ffn_matmuls)
-    moe = shape.num_moe_layers * (len(shape.shared_ffn_matmuls) + experts * len(shape.expert_matmuls) + 1)
-    return shape.layers * layer + dense + moe + 3
+    return shape.layers * layer + shape.num_moe_layers * (len(shape.shared_ffn_matmuls) + 1) + 3
 
 
 def copy_seconds(machine: Machine, size: Float) -> Float:
@@ -112,6 +116,19 @@ def chain_seconds(size: Float, tensors: int, bandwidth: Float | float, each: flo
     """Whole tensors gathered on one rank, sent down a chain of engines and loaded by name: `size` bytes at the chain's
     bytes per second, and the host's seconds for `each` tensor."""
     return np.asarray(size / bandwidth + tensors * each)
+
+
+def pieces_seconds(shape: ModelShape, size: Float, places: tuple[Float, Float, Float], link: Float) -> Float:
+    """Matrices of networks from shard to shard, see `point_to_point_seconds`; what is left is gathered as a whole."""
+    share = network_share(shape)
+    rest = chain_seconds(size * (1.0 - share), _other_tensors(shape), steps().sync.gathered, steps().sync.handle_s)
+    return steps().sync.begin_s + rest + point_to_point_seconds(size * share, *places, link)
+
+
+def network_share(shape: ModelShape) -> float:
+    """Of a model's parameters, those of dense networks and routed experts."""
+    dense = shape.num_dense_layers * sum(k * n for k, n in shape.dense_ffn_matmuls)
+    return (dense + shape.expert_parameters) / shape.parameters
 
 
 def point_to_point_seconds(size: Float, trainers: Float, engine: Float, engines: Float, link: Float) -> Float:
