@@ -167,9 +167,10 @@ def _extra_groups(at: Spread) -> Float:
 
 
 def _gathered(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32], trained: float = 0.0) -> Float:
-    """Bytes of what ZeRO-3 has gathered: two layers, one in use and one on its way, or the embedding if that is more;
-    a pipeline rank keeps all its layers from the first micro-batch to the last. Where `trained` (the share that has
-    gradients) is not 0, their gradients too: float32, and beside a layer's those in the width of the weights."""
+    """Bytes of what ZeRO-3 has gathered: a layer in use, one on its way and the collective's buffer that it is copied
+    out of, or the embedding and its buffer if that is more; a pipeline rank keeps all its layers from the first
+    micro-batch to the last. Where `trained` (the share that has gradients) is not 0, their gradients too: float32, and
+    beside a layer's those in the width of the weights."""
     width = float(machine.device.bytes_per_value)
     dense, experts = parameters_on_device(shape, at)
     if machine.is_host:
@@ -178,7 +179,7 @@ def _gathered(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.
     ends = embedding + shape.head_parameters / at.tp
     body = np.maximum((dense + experts) * at.pp - ends, 0.0)
     one = np.maximum(body / shape.layers, embedding)
-    some = np.maximum(2.0 * body / shape.layers, embedding) * width + one * trained * (width + 4.0)
+    some = np.maximum(3.0 * body / shape.layers, 2.0 * embedding) * width + one * trained * (width + 4.0)
     stage = sum(largest_stage(shape, at)) * (width + 4.0 * trained)
     return np.where(zero == 3, np.where(at.pp > 1, stage, some), 0.0)
 

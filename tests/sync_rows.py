@@ -170,7 +170,10 @@ def _wire(row: Row, kind: str, size: np.ndarray) -> np.ndarray:
     machine = _machine(row["gpu"])
     level = msgspec.structs.replace(machine.levels[-1], bandwidth=slow, links=1)
     return wire_seconds(
-        replace(machine, levels=(*machine.levels[:-1], level)), size, np.array([float(row["num_gpus_total"]) / 2.0]), 2.0
+        replace(machine, levels=(*machine.levels[:-1], level)),
+        size,
+        np.array([float(row["num_gpus_total"]) / 2.0]),
+        2.0,
     )
 
 

@@ -53,7 +53,9 @@ def test_what_other_shardings_lack_by_hand() -> None:
 
 
 def test_transfers_by_hand() -> None:
-    assert chain_seconds(one(16e9), 1000, 16e9, steps().sync.tensor_s)[0] == pytest.approx(1.0 + 1000 * steps().sync.tensor_s)
+    assert chain_seconds(one(16e9), 1000, 16e9, steps().sync.tensor_s)[0] == pytest.approx(
+        1.0 + 1000 * steps().sync.tensor_s
+    )
     share = steps().sync.point_to_point
     # 8 devices send 80 GB to one engine of 4: its devices' links are the narrowest.
     got = point_to_point_seconds(one(80e9), one(8.0), one(4.0), one(1.0), one(50e9))

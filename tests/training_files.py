@@ -105,9 +105,7 @@ def automodel(r: Record) -> Row | str:
         return NO_MODEL
     # Tokens go through DeepEP in groups of experts' devices only: where no degree is printed, those of a shard.
     parallel = r["ep"] or (r["fsdp"] if shape.is_moe and "DeepEP" in r["kernels"] else "")
-    return _megatron(
-        {**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute=""
-    )
+    return _megatron({**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
 
 
 def _megatron(
