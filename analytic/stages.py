@@ -35,6 +35,8 @@ class Parts:
     head: Float
     collectives: Float
     """Of tensor, context and expert parallelism."""
+    tensor: Float
+    """Of `collectives`, those of tensor parallelism."""
     exchange: Float
     """Of `collectives`, dispatch and combine of experts' tokens."""
     memory: Float
@@ -83,6 +85,7 @@ def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing:
         attention=whole.attention,
         head=whole.head,
         collectives=collectives,
+        tensor=whole.tensor,
         exchange=exchange,
         memory=memory,
     )

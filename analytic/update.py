@@ -104,7 +104,7 @@ def forward_pass(
     return Pass(
         compute=scale * compute,
         memory=scale * memory,
-        communication=_communication(machine, at, one, trainer),
+        communication=_communication(at, one, trainer),
         host=np.zeros_like(compute),
         head=scale * one.head,
     )
@@ -121,18 +121,17 @@ def _core_factor(machine: Machine, trainer: Trainer) -> float:
     return trainer.score_flops * (max(machine.device.attention_flops / limit, 1.0) if limit else 1.0)
 
 
-def _communication(machine: Machine, at: Spread, one: Parts, trainer: Trainer) -> Float:
+def _communication(at: Spread, one: Parts, trainer: Trainer) -> Float:
     """Exposed collectives of a forward pass."""
-    rest = one.collectives - one.exchange
-    return rest * _exposed(machine, at, trainer) + one.exchange * (1.0 - trainer.expert_overlap)
+    hidden = one.tensor * _hidden(at, trainer) + one.exchange * trainer.expert_overlap
+    return np.asarray(one.collectives - hidden)
 
 
-def _exposed(machine: Machine, at: Spread, trainer: Trainer) -> Float:
+def _hidden(at: Spread, trainer: Trainer) -> Float:
     """Of tensor-parallel collectives that are cut up, a part hides under products, and of those that gather inputs of
-    fp8 products half the bytes travel; expert- and context-parallel ones, which cannot be told apart from them here,
-    take part in neither."""
-    cut_up = (at.tp > 1) & (at.ep == 1) & (at.cp == 1) & (trainer.tensor_overlap > 0)
-    return np.where(cut_up, (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 1.0)
+    fp8 products half the bytes travel; layers with experts cut up none."""
+    cut_up = (at.tp > 1) & (at.ep == 1) & (trainer.tensor_overlap > 0)
+    return np.where(cut_up, 1.0 - (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 0.0)
 
 
 FP8_GATHERS = 0.75
@@ -163,7 +162,7 @@ def _backward_pass(
     return Pass(
         compute=compute,
         memory=memory,
-        communication=(1.0 + linear) * _communication(machine, at, one, trainer),
+        communication=(1.0 + linear) * _communication(at, one, trainer),
         host=np.zeros_like(compute),
         head=one.head * (ratio * scale + again_head),
     )
