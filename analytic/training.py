@@ -27,6 +27,7 @@ class Trainer:
     launches: float
     expert_launches: float
     expert_overlap: float
+    adapters: float
     sequence_parallel: bool = True
 
 

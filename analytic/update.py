@@ -99,7 +99,7 @@ def forward_pass(
     """A forward pass of a micro-batch; its launches are counted with the backward pass when it trains."""
     scores = scores_seconds(machine, shape, at, work, trainer.score_bytes)
     compute = one.linear - one.memory + one.attention * _core_factor(machine, trainer)
-    memory = one.memory + scores + adapter_seconds(machine, shape, at, work)
+    memory = one.memory + scores + trainer.adapters * adapter_seconds(machine, shape, at, work)
     scale = scale * loaded(machine)
     return Pass(
         compute=scale * compute,
@@ -155,7 +155,8 @@ def _backward_pass(
     compute = (one.linear - one.memory) * (ratio * scale + linear * again_scale)
     compute = compute + core_seconds * (core * scale + attention * again_scale)
     memory = one.memory * (ratio * scale + linear * again_scale)
-    memory = memory + adapter_seconds(machine, shape, at, work) * (1.0 + linear) * loaded(machine)
+    adapters = trainer.adapters * adapter_seconds(machine, shape, at, work)
+    memory = memory + adapters * (1.0 + linear) * loaded(machine)
     memory = memory + scores * (trainer.score_bytes_backward + attention * trainer.score_bytes)
     # A head whose logits are not kept goes again; recomputed layers leave it out, but for a core's.
     again_head = linear * again_scale if machine.is_host else again_scale * (trainer.logit_bytes == 0)

@@ -21,6 +21,10 @@ OTHER = "printed values of another granularity"
 BALANCED = ("megatron-bridge", "megatron-core", "automodel")
 """Whose tables of mixtures of experts balance routing by force."""
 
+QKV = 0.15
+"""Share of adapters' traffic where only queries, keys and values have one: the default of NeMo's recipes
+(examples/nlp/language_modeling/tuning/conf), for the sizes of Llama 3 8B."""
+
 LORA_RANK = 16
 """Of rows that do not print it: the default of NeMo's recipes."""
 
@@ -131,6 +135,7 @@ def _megatron(
         etp=integer(r, "etp"),
         zero=3 if sharded else 1,
         recompute=recompute,
+        adapters=QKV if framework == "nemo" else 1.0,
         fp8="FP8" in r["precision"].upper(),
         imbalance=1.0 if framework in BALANCED else None,
         trainer="userbuffers" if framework in ("nemo", "megatron-bridge") else "flash",
