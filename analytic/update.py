@@ -17,6 +17,7 @@ from analytic.layers import Spread, Work
 from analytic.microbatch import Batch, Micro, cut, straggling
 from analytic.parallel import Exchange, exchange, exposed_across, exposed_reduction, optimizer_seconds
 from analytic.priors import priors
+from analytic.serving import generation_of
 from analytic.setup import Machine
 from analytic.stages import (
     Parts,
@@ -112,7 +113,7 @@ def forward_pass(
 
 def loaded(machine: Machine) -> float:
     """Seconds of kernels in a running job over those measured alone; a core's whole passes are measured themselves."""
-    return 1.0 if machine.is_host else training().loaded
+    return 1.0 if machine.is_host else training().loaded[generation_of(machine.device)]
 
 
 def _core_factor(machine: Machine, trainer: Trainer) -> float:
