@@ -181,7 +181,7 @@ def _gathered(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.
     one = np.maximum(body / shape.layers, embedding)
     some = np.maximum(3.0 * body / shape.layers, 2.0 * embedding) * width + one * trained * (width + 4.0)
     stage = sum(largest_stage(shape, at)) * (width + 4.0 * trained)
-    return np.where(zero == 3, np.where(at.pp > 1, stage, some), 0.0)
+    return np.where(zero == 3, fragmentation(machine) * np.where(at.pp > 1, stage, some), 0.0)
 
 
 def _update_activations(

@@ -73,7 +73,8 @@ def test_every_method_of_a_large_model_takes_seconds() -> None:
     plans += [build.plan(colocated=True, train=16, dp=16, reference=False)]
     seconds = sync_seconds(setup(job, cluster), batch_of(plans))
     assert (seconds >= steps().sync.pause_s).all()
-    assert (seconds[:-1] < 1.0).all() and seconds[-1] == pytest.approx(steps().sync.wake_s, rel=0.1)
+    assert (seconds[:-1] < 1.2).all()
+    assert seconds[-1] == pytest.approx(steps().sync.pause_s + steps().sync.wake_s, rel=0.1)
 
 
 def test_the_published_curve_of_staleness() -> None:
