@@ -17,7 +17,7 @@ from analytic.parallel import OFFLOAD_ALL, OFFLOAD_OPTIMIZER, gather_seconds, ho
 from analytic.setup import Machine, Setup
 from analytic.stages import flight_seconds, parts, slowest_stage
 from analytic.training import Trainer, training
-from analytic.update import forward_pass, train_step
+from analytic.update import forward_pass, launched_layers, train_step
 from analytic.weights import (
     gradient_bytes,
     largest_stage,
@@ -91,8 +91,7 @@ def _pass_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns, m
     one = parts(machine, shape, at, micro.mean, micro.imbalance)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer, machine.forward_scale)
     kernels = forth.compute + forth.memory + forth.head
-    layers = shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
-    launches = np.full(len(kernels), host.forward_s + layers * host.forward_layer_s)
+    launches = np.full(len(kernels), host.forward_s + launched_layers(machine, shape, trainer) * host.forward_layer_s)
     waits = machine.with_launches(kernels, launches) - kernels
     layers = forth.layers + waits
     slowest = slowest_stage(shape, at.pp, layers, forth.head)

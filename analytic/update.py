@@ -178,13 +178,19 @@ def weight_gradients(machine: Machine, shape: ModelShape, one: Parts) -> Float:
     return np.asarray(half * (one.linear - one.memory + one.head))
 
 
+def launched_layers(machine: Machine, shape: ModelShape, trainer: Trainer) -> float:
+    """Layers, those with experts as many as the host's launches for them are worth."""
+    return shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
+
+
 def _with_launches(machine: Machine, shape: ModelShape, x: Columns, both: Pass, trainer: Trainer) -> Pass:
     """Forward and backward pass with what the device waits for the host: on an accelerator it gets through kernels
     and collectives while the host launches the next ones."""
     host = machine.device.host
     again = np.where(x["recompute"] == FULL, host.forward_layer_s, 0.0)
-    layers = shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
-    launches = trainer.launches * (host.train_s + layers * (host.train_layer_s + again))
+    launches = trainer.launches * (
+        host.train_s + launched_layers(machine, shape, trainer) * (host.train_layer_s + again)
+    )
     waits = launches if machine.is_host else np.maximum(launches - both.seconds, 0.0)
     return replace(both, host=waits)
 
