@@ -32,6 +32,7 @@ from ir.systems import load_cluster
 
 CALIBRATED = {
     "verl delta sync (H100)",
+    "verl delta sync (A100/A800)",
     "verl checkpoint engine benchmark",
     "verl fully_async checkpoint-engine",
     "checkpoint-engine README",
