@@ -43,14 +43,15 @@ def forward(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing
     for count, cuts in _network_cuts(machine, shape):
         seconds, slow = _products(machine, cuts, at, m)
         kernels, memory = kernels + count * seconds, memory + count * slow
-    collectives = layers * (
-        _tensor_traffic(machine, shape, at, m, routing) + _context_traffic(machine, shape, at, m, attention)
-    )
+    tensor = layers * _tensor_traffic(machine, shape, at, m, routing)
+    collectives = tensor + layers * _context_traffic(machine, shape, at, m, attention)
     if shape.num_moe_layers:
         seconds, slow = experts(machine, shape, at, m, routing)
         kernels, memory = kernels + shape.num_moe_layers * seconds, memory + shape.num_moe_layers * slow
         collectives = collectives + shape.num_moe_layers * expert_traffic(machine, shape, at, m, routing)
-    return Forward(kernels=kernels, collectives=collectives, memory=memory, attention=attention, head=head)
+    return Forward(
+        kernels=kernels, collectives=collectives, memory=memory, attention=attention, head=head, tensor=tensor
+    )
 
 
 def num_launches(shape: ModelShape) -> int:

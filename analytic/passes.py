@@ -17,7 +17,7 @@ from analytic.parallel import OFFLOAD_ALL, OFFLOAD_OPTIMIZER, gather_seconds, ho
 from analytic.setup import Machine, Setup
 from analytic.stages import flight_seconds, parts, slowest_stage
 from analytic.training import Trainer, training
-from analytic.update import forward_pass, train_step
+from analytic.update import forward_pass, launched_layers, train_step
 from analytic.weights import (
     gradient_bytes,
     largest_stage,
@@ -91,7 +91,7 @@ def _pass_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns, m
     one = parts(machine, shape, at, micro.mean, micro.imbalance)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer, machine.forward_scale)
     kernels = forth.compute + forth.memory + forth.head
-    launches = np.full(len(kernels), host.forward_s + shape.layers * host.forward_layer_s)
+    launches = np.full(len(kernels), host.forward_s + launched_layers(machine, shape, trainer) * host.forward_layer_s)
     waits = machine.with_launches(kernels, launches) - kernels
     layers = forth.layers + waits
     slowest = slowest_stage(shape, at.pp, layers, forth.head)
@@ -166,9 +166,10 @@ def _extra_groups(at: Spread) -> Float:
 
 
 def _gathered(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.int32], trained: float = 0.0) -> Float:
-    """Bytes of what ZeRO-3 has gathered: two layers, one in use and one on its way, or the embedding if that is more;
-    a pipeline rank keeps all its layers from the first micro-batch to the last. Where `trained` (the share that has
-    gradients) is not 0, their gradients too: float32, and beside a layer's those in the width of the weights."""
+    """Bytes of what ZeRO-3 has gathered: a layer in use, one on its way and the collective's buffer that it is copied
+    out of, or the embedding and its buffer if that is more; a pipeline rank keeps all its layers from the first
+    micro-batch to the last. Where `trained` (the share that has gradients) is not 0, their gradients too: float32, and
+    beside a layer's those in the width of the weights."""
     width = float(machine.device.bytes_per_value)
     dense, experts = parameters_on_device(shape, at)
     if machine.is_host:
@@ -177,9 +178,9 @@ def _gathered(machine: Machine, shape: ModelShape, at: Spread, zero: NDArray[np.
     ends = embedding + shape.head_parameters / at.tp
     body = np.maximum((dense + experts) * at.pp - ends, 0.0)
     one = np.maximum(body / shape.layers, embedding)
-    some = np.maximum(2.0 * body / shape.layers, embedding) * width + one * trained * (width + 4.0)
+    some = np.maximum(3.0 * body / shape.layers, 2.0 * embedding) * width + one * trained * (width + 4.0)
     stage = sum(largest_stage(shape, at)) * (width + 4.0 * trained)
-    return np.where(zero == 3, np.where(at.pp > 1, stage, some), 0.0)
+    return np.where(zero == 3, fragmentation(machine) * np.where(at.pp > 1, stage, some), 0.0)
 
 
 def _update_activations(

@@ -75,6 +75,8 @@ class Forward:
     """Of `kernels`, the cores of attention."""
     head: Float = field(default_factory=_nothing)
     """Of `kernels`, the output head and its softmax."""
+    tensor: Float = field(default_factory=_nothing)
+    """Of `collectives`, those of tensor parallelism."""
 
     @property
     def compute(self) -> Float:

@@ -36,6 +36,10 @@ class Parts:
     head: Float
     collectives: Float
     """Of tensor, context and expert parallelism."""
+    tensor: Float
+    """Of `collectives`, those of tensor parallelism."""
+    exchange: Float
+    """Of `collectives`, dispatch and combine of experts' tokens."""
     memory: Float
     """Of `linear`, what memory traffic and not arithmetic takes."""
 
@@ -60,7 +64,7 @@ def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
 def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing) -> Parts:
     whole = forward(machine, shape, at, work, routing)
     linear = whole.kernels - whole.attention - whole.head
-    memory, collectives = np.minimum(whole.memory, linear), whole.collectives
+    memory, collectives, exchange = np.minimum(whole.memory, linear), whole.collectives, np.zeros_like(linear)
     if shape.num_moe_layers and not machine.is_host:
         m = work.tokens / at.cp
         served, slow = experts(machine, shape, at, m, routing)
@@ -68,8 +72,17 @@ def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing:
         linear = linear + shape.num_moe_layers * (trained - served)
         memory = np.clip(memory - shape.num_moe_layers * slow, 0.0, linear)
         sent = expert_traffic(machine, shape, at, m, routing)
-        collectives = collectives + shape.num_moe_layers * (dispatch_seconds(machine, shape, at, m, sent) - sent)
-    return Parts(linear=linear, attention=whole.attention, head=whole.head, collectives=collectives, memory=memory)
+        exchange = shape.num_moe_layers * dispatch_seconds(machine, shape, at, m, sent)
+        collectives = collectives + exchange - shape.num_moe_layers * sent
+    return Parts(
+        linear=linear,
+        attention=whole.attention,
+        head=whole.head,
+        collectives=collectives,
+        tensor=whole.tensor,
+        exchange=exchange,
+        memory=memory,
+    )
 
 
 def dispatch_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, sent: Float) -> Float:

@@ -17,7 +17,9 @@ class SyncConstants:
     tensors: float
     buckets: float
     everyone: float
+    reads: float
     point_to_point: float
+    begin_s: float
     pieces: int
     tensor_s: float
     copy: float

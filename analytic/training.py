@@ -25,6 +25,9 @@ class Trainer:
     tensor_overlap: float
     overlaps: bool
     launches: float
+    expert_launches: float
+    expert_overlap: float
+    adapters: float
     sequence_parallel: bool = True
 
 
@@ -33,7 +36,8 @@ class Training:
     """See the data file for meaning and source of each."""
 
     attention_backward: float
-    loaded: float
+    loaded: dict[str, float]
+    """By generation of devices."""
     optimizer_bytes: float
     bucket_parameters: float
     bucket_parameters_per_replica: float

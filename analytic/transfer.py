@@ -71,8 +71,8 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     copied = copy_seconds(machine, size / engine)
     methods = [
         _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
-        chain_seconds(size, num_tensors(shape), _broadcast_rate(machine, b)),
-        point_to_point_seconds(size, trainers, engine, engines, _network(s, machine, b)),
+        _broadcast_seconds(machine, shape, b, size),
+        pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
         2.0 * size / steps().sync.disk,
     ]
     chosen = np.select([b["sync"] == code for code in range(len(methods))], methods)
@@ -87,10 +87,14 @@ def sent_bytes(machine: Machine, shape: ModelShape) -> float:
 def num_tensors(shape: ModelShape) -> int:
     """Tensors of a checkpoint that an engine loads: its matrices, each expert's too, and norms."""
     experts = shape.moe.experts if shape.moe else 0
+    networks = shape.num_dense_layers * len(shape.dense_ffn_matmuls)
+    return _other_tensors(shape) + networks + shape.num_moe_layers * experts * len(shape.expert_matmuls)
+
+
+def _other_tensors(shape: ModelShape) -> int:
+    """All but those of dense networks and routed experts."""
     layer = len(shape.attention_matmuls) + shape.norms_per_layer
-    dense = shape.num_dense_layers * len(shape.dense_ffn_matmuls)
-    moe = shape.num_moe_layers * (len(shape.shared_ffn_matmuls) + experts * len(shape.expert_matmuls) + 1)
-    return shape.layers * layer + dense + moe + 3
+    return shape.layers * layer + shape.num_moe_layers * (len(shape.shared_ffn_matmuls) + 1) + 3
 
 
 def copy_seconds(machine: Machine, size: Float) -> Float:
@@ -98,11 +102,29 @@ def copy_seconds(machine: Machine, size: Float) -> Float:
     return np.asarray(size / (steps().sync.copy * machine.device.memory_bandwidth))
 
 
-def _broadcast_rate(machine: Machine, b: PlanBatch) -> Float:
-    """Bytes per second of whole tensors to all engines: over the network, or inside a node that holds both pools."""
+def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float) -> Float:
+    """Whole tensors to all engines: over the network, or inside a node that holds both pools. Trainers gather them as
+    for engines of their own pool; those with ZeRO-3 keep float32."""
+    constants, tensors = steps().sync, num_tensors(shape)
     together = b["devices.actor"] + b["devices.rollout"] <= machine.levels[0].size
     inside = together & (b["group.actor"] == b["group.rollout"])
-    return np.where(inside, in_node_rate(machine), steps().sync.everyone)
+    kept = np.where(b["update_actor.zero"] == 3, 4.0 / machine.device.bytes_per_value, 1.0)
+    gathered = np.maximum(
+        chain_seconds(size, tensors, constants.gathered, constants.handle_s),
+        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept),
+    )
+    return np.where(inside, chain_seconds(size, tensors, in_node_rate(machine), constants.tensor_s), gathered)
+
+
+def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float) -> Float:
+    """Seconds that network cards of a node need for whole tensors: those that engines receive, and where trainers span
+    several nodes also those that are gathered first, of `kept` times the bytes."""
+    levels = machine.levels
+    domain = float(np.prod([level.size for level in levels[:-1]], dtype=np.int64))
+    if len(levels) == 1:
+        return np.zeros_like(size)
+    sent = size * (1.0 + np.where(trainers > domain, kept, 0.0))
+    return np.asarray(sent / (domain * device_bandwidth(levels, len(levels) - 1)))
 
 
 def in_node_rate(machine: Machine) -> float:
@@ -110,10 +132,23 @@ def in_node_rate(machine: Machine) -> float:
     return max(device_bandwidth(machine.levels, 0) / 2.0, steps().sync.everyone)
 
 
-def chain_seconds(size: Float, tensors: int, bandwidth: Float | float) -> Float:
+def chain_seconds(size: Float, tensors: int, bandwidth: Float | float, each: float) -> Float:
     """Whole tensors gathered on one rank, sent down a chain of engines and loaded by name: `size` bytes at the chain's
-    bytes per second, and the host's time for each tensor."""
-    return np.asarray(size / bandwidth + tensors * steps().sync.tensor_s)
+    bytes per second, and the host's seconds for `each` tensor."""
+    return np.asarray(size / bandwidth + tensors * each)
+
+
+def pieces_seconds(shape: ModelShape, size: Float, places: tuple[Float, Float, Float], link: Float) -> Float:
+    """Matrices of networks from shard to shard, see `point_to_point_seconds`; what is left is gathered as a whole."""
+    share = network_share(shape)
+    rest = chain_seconds(size * (1.0 - share), _other_tensors(shape), steps().sync.gathered, steps().sync.handle_s)
+    return steps().sync.begin_s + rest + point_to_point_seconds(size * share, *places, link)
+
+
+def network_share(shape: ModelShape) -> float:
+    """Of a model's parameters, those of dense networks and routed experts."""
+    dense = shape.num_dense_layers * sum(k * n for k, n in shape.dense_ffn_matmuls)
+    return (dense + shape.expert_parameters) / shape.parameters
 
 
 def point_to_point_seconds(size: Float, trainers: Float, engine: Float, engines: Float, link: Float) -> Float:

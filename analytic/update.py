@@ -17,6 +17,7 @@ from analytic.layers import Spread, Work
 from analytic.microbatch import Batch, Micro, cut, straggling
 from analytic.parallel import Exchange, exchange, exposed_across, exposed_reduction, optimizer_seconds
 from analytic.priors import priors
+from analytic.serving import generation_of
 from analytic.setup import Machine
 from analytic.stages import (
     Parts,
@@ -99,12 +100,12 @@ def forward_pass(
     """A forward pass of a micro-batch; its launches are counted with the backward pass when it trains."""
     scores = scores_seconds(machine, shape, at, work, trainer.score_bytes)
     compute = one.linear - one.memory + one.attention * _core_factor(machine, trainer)
-    memory = one.memory + scores + adapter_seconds(machine, shape, at, work)
+    memory = one.memory + scores + trainer.adapters * adapter_seconds(machine, shape, at, work)
     scale = scale * loaded(machine)
     return Pass(
         compute=scale * compute,
         memory=scale * memory,
-        communication=one.collectives * _exposed(machine, at, trainer),
+        communication=_communication(at, one, trainer),
         host=np.zeros_like(compute),
         head=scale * one.head,
     )
@@ -112,7 +113,7 @@ def forward_pass(
 
 def loaded(machine: Machine) -> float:
     """Seconds of kernels in a running job over those measured alone; a core's whole passes are measured themselves."""
-    return 1.0 if machine.is_host else training().loaded
+    return 1.0 if machine.is_host else training().loaded[generation_of(machine.device)]
 
 
 def _core_factor(machine: Machine, trainer: Trainer) -> float:
@@ -121,12 +122,17 @@ def _core_factor(machine: Machine, trainer: Trainer) -> float:
     return trainer.score_flops * (max(machine.device.attention_flops / limit, 1.0) if limit else 1.0)
 
 
-def _exposed(machine: Machine, at: Spread, trainer: Trainer) -> Float:
+def _communication(at: Spread, one: Parts, trainer: Trainer) -> Float:
+    """Exposed collectives of a forward pass."""
+    hidden = one.tensor * _hidden(at, trainer) + one.exchange * trainer.expert_overlap
+    return np.asarray(one.collectives - hidden)
+
+
+def _hidden(at: Spread, trainer: Trainer) -> Float:
     """Of tensor-parallel collectives that are cut up, a part hides under products, and of those that gather inputs of
-    fp8 products half the bytes travel; expert- and context-parallel ones, which cannot be told apart from them here,
-    take part in neither."""
-    cut_up = (at.tp > 1) & (at.ep == 1) & (at.cp == 1) & (trainer.tensor_overlap > 0)
-    return np.where(cut_up, (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 1.0)
+    fp8 products half the bytes travel; layers with experts cut up none."""
+    cut_up = (at.tp > 1) & (at.ep == 1) & (trainer.tensor_overlap > 0)
+    return np.where(cut_up, 1.0 - (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 0.0)
 
 
 FP8_GATHERS = 0.75
@@ -150,14 +156,15 @@ def _backward_pass(
     compute = (one.linear - one.memory) * (ratio * scale + linear * again_scale)
     compute = compute + core_seconds * (core * scale + attention * again_scale)
     memory = one.memory * (ratio * scale + linear * again_scale)
-    memory = memory + adapter_seconds(machine, shape, at, work) * (1.0 + linear) * loaded(machine)
+    adapters = trainer.adapters * adapter_seconds(machine, shape, at, work)
+    memory = memory + adapters * (1.0 + linear) * loaded(machine)
     memory = memory + scores * (trainer.score_bytes_backward + attention * trainer.score_bytes)
     # A head whose logits are not kept goes again; recomputed layers leave it out, but for a core's.
     again_head = linear * again_scale if machine.is_host else again_scale * (trainer.logit_bytes == 0)
     return Pass(
         compute=compute,
         memory=memory,
-        communication=one.collectives * (1.0 + linear) * _exposed(machine, at, trainer),
+        communication=(1.0 + linear) * _communication(at, one, trainer),
         host=np.zeros_like(compute),
         head=one.head * (ratio * scale + again_head),
     )
@@ -171,12 +178,19 @@ def weight_gradients(machine: Machine, shape: ModelShape, one: Parts) -> Float:
     return np.asarray(half * (one.linear - one.memory + one.head))
 
 
+def launched_layers(machine: Machine, shape: ModelShape, trainer: Trainer) -> float:
+    """Layers, those with experts as many as the host's launches for them are worth."""
+    return shape.layers + shape.num_moe_layers * (0.0 if machine.is_host else trainer.expert_launches)
+
+
 def _with_launches(machine: Machine, shape: ModelShape, x: Columns, both: Pass, trainer: Trainer) -> Pass:
     """Forward and backward pass with what the device waits for the host: on an accelerator it gets through kernels
     and collectives while the host launches the next ones."""
     host = machine.device.host
     again = np.where(x["recompute"] == FULL, host.forward_layer_s, 0.0)
-    launches = trainer.launches * (host.train_s + shape.layers * (host.train_layer_s + again))
+    launches = trainer.launches * (
+        host.train_s + launched_layers(machine, shape, trainer) * (host.train_layer_s + again)
+    )
     waits = launches if machine.is_host else np.maximum(launches - both.seconds, 0.0)
     return replace(both, host=waits)
 

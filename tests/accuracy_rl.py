@@ -1,7 +1,8 @@
 """RL steps, weight transfers and staleness against published measurements.
 
-Nothing is fitted to the steps and to staleness. Three rates of weight transfer come from pages that are also rows of
-the file; `weight_sync` leaves those pages out, `weight_sync_factor` gives both shares.
+Nothing is fitted to staleness, and to the steps only that layers with experts keep the host busy, which other sources
+tell too. Rates of weight transfer come from pages that are also rows of the file; `weight_sync` leaves those pages out,
+`weight_sync_factor` gives both shares.
 """
 
 from __future__ import annotations

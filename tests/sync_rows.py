@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from accuracy import find
 from rl_jobs import SYSTEMS, Row, read
@@ -14,7 +15,14 @@ from rl_jobs import SYSTEMS, Row, read
 from analytic.fit import machine_of
 from analytic.setup import Machine
 from analytic.steps import steps
-from analytic.transfer import chain_seconds, copy_seconds, in_node_rate, num_tensors, point_to_point_seconds
+from analytic.transfer import (
+    chain_seconds,
+    copy_seconds,
+    in_node_rate,
+    num_tensors,
+    pieces_seconds,
+    wire_seconds,
+)
 from ir.cluster import device_bandwidth
 from ir.errors import InputError
 from ir.job import ModelSource, Role
@@ -23,6 +31,9 @@ from ir.sources import Models, read_shapes
 from ir.systems import load_cluster
 
 CALIBRATED = {
+    "verl delta sync (H100)",
+    "verl delta sync (A100/A800)",
+    "verl checkpoint engine benchmark",
     "verl fully_async checkpoint-engine",
     "checkpoint-engine README",
     "nccl reshard refit (expected performance)",
@@ -35,16 +46,34 @@ KINDS = {
     "slime NCCL": "tensors",
     "OpenRLHF baseline": "tensors",
     "checkpoint-engine": "buckets",
-    "NIXL": "buckets",
-    "mooncake": "buckets",
-    "NIXL GPU RDMA": "everyone",
+    "NIXL": "reads",
+    "mooncake": "reads",
+    "NIXL GPU RDMA": "reads",
     "NCCL": "everyone",
     "broadcast": "everyone",
     "P2P (two nodes only)": "everyone",
     "NCCL reshard (XferDTensor)": "point to point",
 }
-"""How each framework's method sends: whole tensors one by one, in pipelined buckets down a chain, in buckets that all
-nodes send parts of, or parts from shard to shard."""
+"""How each framework's method sends: whole tensors one by one, in pipelined buckets down a chain, in buckets that ranks
+read over the network, in buckets that all nodes send parts of, or parts from shard to shard."""
+
+TIMED_ALONE = {
+    "verl fully_async checkpoint-engine",
+    "checkpoint-engine README",
+    "nccl reshard refit (expected performance)",
+}
+"""Pages that time a transfer without stopping engines and starting them again: the first prints 0.12 s, which is less than
+any engine takes, the second's script has no engine at work, the third sums up copies."""
+
+RECEIVED_ONLY = {"verl checkpoint engine benchmark"}
+"""Pages whose receivers, as they say, throw tensors away."""
+
+OWN_EXPERTS = {"checkpoint engine refit"}
+"""Pages whose ranks read only their part of each expert (NeMo-RL, `shard_expert_weights`), 32 of them."""
+
+SLOW_NETWORK = {"verl delta sync (A100/A800)": 1.5e9}
+"""Bytes per second between nodes where a page's cluster has none of the described networks: from its transfer of 16.4 GB
+in 11 s from a node to another, which is therefore not reported."""
 
 NAMES = {"Llama-7B": "meta-llama/Llama-2-7b-hf", "Llama-70B": "meta-llama/Llama-3.1-70B", "DeepSeek-V3.1": "DeepSeek-V3.1",
          "Kimi-K2": "Kimi-K2-Instruct", "GLM-4.5-355B-A32B": "GLM-4.5"}  # fmt: skip
@@ -85,31 +114,68 @@ def _transfer(row: Row) -> Transfer:
         raise ValueError("plans have no way that sends changed values only, or the way is not told")
     if not row["model"]:
         raise ValueError("no model and layout named")
+    if row["table"] in SLOW_NETWORK and row["num_gpus_total"] == "16":
+        raise ValueError("the network of its cluster was read off it")
     shape = _shape(row["model"])
     size = shape.parameters * (1.0 if row["precision"].startswith("FP8") else 2.0)
     return Transfer(
         source=row["table"],
         kind=kind,
         size=size,
-        predicted=steps().sync.pause_s + _seconds(row, kind, shape, size),
+        predicted=_stop(row) + _seconds(row, kind, shape, size),
         measured=(float(row["seconds_low"]) + float(row["seconds_high"])) / 2.0,
     )
+
+
+def _stop(row: Row) -> float:
+    return 0.0 if row["table"] in TIMED_ALONE | RECEIVED_ONLY else steps().sync.pause_s
 
 
 def _seconds(row: Row, kind: str, shape: ModelShape, size: float) -> float:
     one = np.array([size])
     if kind != "point to point":
-        rate = {"tensors": steps().sync.tensors, "buckets": steps().sync.buckets, "everyone": steps().sync.everyone}[
-            kind
-        ]
-        if kind == "tensors" and int(row["num_gpus_total"] or 16) <= 8:
-            rate = in_node_rate(_machine(row["gpu"]))
-        return float(chain_seconds(one, num_tensors(shape), rate)[0])
+        each = 0.0 if row["table"] in RECEIVED_ONLY else steps().sync.tensor_s
+        read = one * (_own_share(shape, 32) if row["table"] in OWN_EXPERTS and kind == "reads" else 1.0)
+        chain = chain_seconds(read, num_tensors(shape), _rate(row, kind), each)
+        return float(np.maximum(chain, _wire(row, kind, one))[0])
     trainers, engine, engines = _degrees(row)
     machine = _machine(row["gpu"])
     link = device_bandwidth(machine.levels, len(machine.levels) - 1)
-    sent = point_to_point_seconds(one, trainers, engine, engines, link)
+    sent = pieces_seconds(shape, one, (trainers, engine, engines), np.array([link]))
     return float((sent + copy_seconds(machine, one / engine))[0])
+
+
+def _rate(row: Row, kind: str) -> float:
+    """Bytes per second of a kind of transfer; inside a node whole tensors travel at its links' pace."""
+    if kind == "tensors" and _inside(row):
+        return in_node_rate(_machine(row["gpu"]))
+    sync = steps().sync
+    return {"tensors": sync.tensors, "buckets": sync.buckets, "reads": sync.reads, "everyone": sync.everyone}[kind]
+
+
+def _inside(row: Row) -> bool:
+    return int(row["num_gpus_total"] or 16) <= 8
+
+
+def _own_share(shape: ModelShape, ranks: int) -> float:
+    """Of a model's bytes, what one of so many ranks reads that share every expert and nothing else."""
+    return 1.0 - shape.expert_parameters / shape.parameters * (1.0 - 1.0 / ranks)
+
+
+def _wire(row: Row, kind: str, size: np.ndarray) -> np.ndarray:
+    """What network cards need for whole tensors, where the page's network is known to be slow: trainers are fully sharded
+    and keep float32."""
+    slow = SLOW_NETWORK.get(row["table"])
+    if slow is None or kind != "tensors" or _inside(row):
+        return np.zeros(1)
+    machine = _machine(row["gpu"])
+    level = msgspec.structs.replace(machine.levels[-1], bandwidth=slow, links=1)
+    return wire_seconds(
+        replace(machine, levels=(*machine.levels[:-1], level)),
+        size,
+        np.array([float(row["num_gpus_total"]) / 2.0]),
+        2.0,
+    )
 
 
 def _degrees(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

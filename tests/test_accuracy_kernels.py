@@ -228,3 +228,23 @@ def test_context_parallelism() -> None:
     assert 0 < ring[0] < forward(h100, shape, at, long).attention[0], "hidden under a long core but for a part"
     assert ulysses_seconds(h100, shape, at, np.array([32768.0]))[0] > 0
     assert ulysses_seconds(h100, shape, spread(tp=8), np.array([32768.0]))[0] == 0.0
+
+
+def test_few_bytes_across_nodes_as_measured() -> None:
+    """All-reduces over two nodes of 8 A100 (microsoft/vidur, data/profiling/network): nothing was fitted to them."""
+    sizes, measured = np.array([2048.0, 26624.0, 59392.0, 108544.0]), np.array([65e-6, 77e-6, 81e-6, 115e-6])
+    levels = machine("dgx-a100", 16).levels
+    found = comm.collective_seconds(levels, "all_reduce", sizes, np.full(4, 16))
+    assert np.abs(found / measured - 1.0) == pytest.approx(np.zeros(4), abs=0.35)
+    assert np.abs(found / measured - 1.0).mean() <= 0.15
+    # Large ones go round a ring as before: 15/8 of a gigabyte over the cards of a node.
+    large = comm.collective_seconds(levels, "all_reduce", np.array([1e9]), np.full(1, 16))[0]
+    assert large == pytest.approx(15 / 8 * 1e9 / (8 * 23.5e9), rel=0.3)
+
+
+def test_a_tree_grows_with_the_logarithm_of_the_nodes() -> None:
+    few = np.array([1024.0])
+    levels = machine("dgx-h100", 128).levels
+    two, four, eight = (comm.collective_seconds(levels, "all_reduce", few, np.array([8 * n]))[0] for n in (2, 4, 8))
+    assert four - two == pytest.approx(eight - four, rel=0.05)
+    assert four - two == pytest.approx(2 * levels[-1].latency_s, rel=0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
 
@@ -19,6 +20,10 @@ OTHER = "printed values of another granularity"
 
 BALANCED = ("megatron-bridge", "megatron-core", "automodel")
 """Whose tables of mixtures of experts balance routing by force."""
+
+QKV = 0.15
+"""Share of adapters' traffic where only queries, keys and values have one: the default of NeMo's recipes
+(examples/nlp/language_modeling/tuning/conf), for the sizes of Llama 3 8B."""
 
 LORA_RANK = 16
 """Of rows that do not print it: the default of NeMo's recipes."""
@@ -56,7 +61,24 @@ def bridge(r: Record) -> Row | str:
     if r["preset_cpu_offload_layers"]:
         return OFFLOADED
     sharded = integer(r, "fsdp_shard", 0) > 0
-    return _megatron(r, shape, "megatron-bridge", float(r["step_time_s_derived"]), sharded=sharded)
+    row = _megatron(r, shape, "megatron-bridge", float(r["step_time_s_derived"]), sharded=sharded)
+    if isinstance(row, str):
+        return row
+    whole = "full_iteration" in r["preset_cuda_graph"] or _as_26_06(r)
+    partly = "moe_router" in r["preset_cuda_graph"] or not r["preset_cuda_graph"]
+    overlaps = r["preset_moe_a2a_overlap"] == "True" or _as_26_06(r)
+    return replace(row, launched=0.0 if whole else PARTLY if partly else 1.0, overlaps_experts=overlaps)
+
+
+PARTLY = 0.5
+"""Of the launches of a layer with experts, those outside CUDA graphs that hold attention, router and preparation of the
+dispatch; also where a row's preset is not known."""
+
+
+def _as_26_06(r: Record) -> bool:
+    """Whether a row without a preset is of a release from 26.06 on, whose presets for GB200 put whole steps in graphs and
+    overlap the exchange."""
+    return not r["preset_tag"] and r["container"] >= "26.06" and "GB200" in r["gpu"]
 
 
 def nemo(r: Record) -> Row | str:
@@ -85,7 +107,9 @@ def automodel(r: Record) -> Row | str:
     shape = model(r["model"], 0, LORA_RANK if r["task"] == "LoRA" else 0)
     if shape is None:
         return NO_MODEL
-    return _megatron(r, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
+    # Tokens go through DeepEP in groups of experts' devices only: where no degree is printed, those of a shard.
+    parallel = r["ep"] or (r["fsdp"] if shape.is_moe and "DeepEP" in r["kernels"] else "")
+    return _megatron({**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
 
 
 def _megatron(
@@ -111,6 +135,7 @@ def _megatron(
         etp=integer(r, "etp"),
         zero=3 if sharded else 1,
         recompute=recompute,
+        adapters=QKV if framework == "nemo" else 1.0,
         fp8="FP8" in r["precision"].upper(),
         imbalance=1.0 if framework in BALANCED else None,
         trainer="userbuffers" if framework in ("nemo", "megatron-bridge") else "flash",

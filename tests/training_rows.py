@@ -44,6 +44,10 @@ SYSTEMS = {
 }
 
 
+EXCHANGE_HIDDEN = 0.85
+"""Share of an overlapped exchange of experts' tokens: its kernels keep 20 of 132 to 148 processors from products."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One row of a table: a configuration and the seconds of its optimizer step."""
@@ -72,12 +76,26 @@ class Row:
     """Of experts' loads: 1 where a table says that routing is balanced by force."""
     logit_bytes: float | None = None
     """Kept per logit, where the framework's loss is another than its like have."""
+    launched: float = 1.0
+    """Of the launches of layers with experts, those that no CUDA graph holds."""
+    adapters: float = 1.0
+    """Of the traffic of adapters on all matrices of a layer, that of those which have one."""
+    beside: float = 0.0
+    """Seconds of a step that are no kernels."""
+    overlaps_experts: bool = False
+    """Whether experts' tokens are exchanged while another micro-batch computes."""
 
     @property
     def traits(self) -> Trainer:
         """What the row's trainer fuses and hides."""
         found = training().trainers[self.trainer]
-        return found if self.logit_bytes is None else replace(found, logit_bytes=self.logit_bytes)
+        return replace(
+            found,
+            logit_bytes=found.logit_bytes if self.logit_bytes is None else self.logit_bytes,
+            adapters=self.adapters,
+            expert_launches=found.expert_launches * self.launched,
+            expert_overlap=EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap,
+        )
 
     @property
     def dp(self) -> int:
@@ -196,7 +214,7 @@ def step_seconds(row: Row) -> dict[str, float]:
     x, m = row.columns(), machine(row.gpu, row.num_gpus)
     at = spread_of(x, x["dp"].astype(np.int64))
     kinds, _ = train_step(m, row.shape, at, x, row.batch, row.traits)
-    return {kind: float(seconds[0]) for kind, seconds in kinds.items()}
+    return {kind: float(seconds[0]) for kind, seconds in kinds.items()} | {"other": row.beside}
 
 
 def terms(row: Row) -> dict[str, float]:
