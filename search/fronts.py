@@ -212,9 +212,14 @@ class SectionFronts:
         trained = self.op in TRAINED_BY or self.op in TRAINED_BY.values()
         return _degrees(x) if trained else np.zeros(len(x["devices"]), dtype=np.int64)
 
+    @property
+    def made(self) -> Options:
+        """All options so far."""
+        return nothing() if self.options is None else self.options
+
     def take(self, options: Int) -> Options:
         """Options by number."""
-        return nothing() if self.options is None else self.options.take(options)
+        return self.made.take(options)
 
     def least_within(self, first: Int, last: Int, room: Float) -> Float:
         """Seconds of the fastest of the options from `first` to `last` that fit in so many bytes, float64[n]; infinite

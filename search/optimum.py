@@ -183,37 +183,34 @@ def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]
 
 def _explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
     work, example = 0, None
-    # Few pools have few sizes; what they achieve leaves few sizes of many.
-    for pools in range(2, 1 + max(2, *(len(family.case.pools) for family in tables.families))):
-        now = [f for f in tables.families if len(f.case.pools) == pools or len(f.case.pools) < pools == 2]
+    found = [tables.roots(family, record) for family in tables.families]
+    ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
+    # First a look at a few plans of several graphs, for a limit that is near the best.
+    looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), LOOK_WORK) for r in ahead[:LOOKS]]
+    for roots, most in (*looks, *((roots, 0) for roots in ahead)):
+        if not most:
+            # What was learnt of sections meanwhile rules out more sizes.
+            roots = tables.roots(roots.family, record)
+        roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
         if process_time() > tables.deadline:
             return False, work
-        found = [tables.roots(family, record) for family in now]
-        ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
-        # First a look at a few plans of several graphs, for a limit that is near the best.
-        looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), LOOK_WORK) for r in ahead[:LOOKS]]
-        for roots, most in (*looks, *((roots, 0) for roots in ahead)):
-            if not most:
-                # What was learnt of sections meanwhile rules out more sizes.
-                roots = tables.roots(roots.family, record)
-            roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
-            if process_time() > tables.deadline:
-                return False, work
-            if len(roots.variant) == 0:
-                continue
-            example = _example(tables, roots, example)
-            branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=most > 0)
-            complete = branch.run(most or most_work - work)
-            work += branch.work
-            if not complete and not most:
-                return False, work
+        if len(roots.variant) == 0:
+            continue
+        example = _example(tables, roots, example)
+        branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=most > 0)
+        complete = branch.run(most or most_work - work)
+        work += branch.work
+        if not complete and not most:
+            return False, work
     return True, work
 
 
 def _example(tables: Tables, roots: Roots, like: Estimate | None) -> Estimate:
     """An estimate of the family's graph."""
     structure = int(roots.family.variants[roots.variant[0], 3])
-    batch = tables.legal.factor(structure, tuple(roots.sizes[0].tolist())).plans(np.zeros(1, dtype=np.int64))
+    case = roots.family.case
+    smallest = [min(tables.legal.counts_by_size(tables.legal.pool_case(pool, case))) for pool in case.pools]
+    batch = tables.legal.factor(structure, tuple(smallest)).plans(np.zeros(1, dtype=np.int64))
     job = tables.setup.job
     if like is None:
         return estimate(job, batch, tables.setup.cluster)
