@@ -18,7 +18,7 @@ from analytic.setup import Setup
 from ir.batch import FLAGS, HOME, PlanBatch
 from ir.graph import Op
 from search.fronts import MOST_DEVICES, SENT, SectionFronts, room_of
-from search.sides import Side, side_of
+from search.sides import Side, rough_side, side_of
 from space.enumerate import Case, LegalSpace
 
 Float = NDArray[np.float64]
@@ -155,6 +155,8 @@ class Tables:
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
     _least: dict[tuple[Op, bool, bool], tuple[int, Float]] = field(default_factory=dict)
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    """What is known of pools before their options are."""
+    _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -224,52 +226,69 @@ class Tables:
             found = np.minimum(found, self.least(op, apart=True, adapter=family.is_adapter)[group, staleness])
         return found
 
-    def side(self, family: Family, pool: int, most: float) -> Side:
-        """A pool of a family that neither generates nor trains the actor, where it is busy for less than `most`."""
+    def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
+        """A pool of a family that neither generates nor trains the actor, where it is busy for less than `most`; a rough
+        view of it if it may have no devices."""
         fronts = tuple(
             self.front(op, apart=family.is_streamed(op), adapter=family.is_adapter) for op in family.members[pool]
         )
-        group = family.case.pools[pool][1]
-        key = (group, tuple((front.op, front.apart, front.adapter) for front in fronts))
-        if key not in self._sides or self._sides[key].below < most:
-            anything = self.legal.setting.job.limits.devices is None
-            room = float(room_of(self.setup)[group])
-            self._sides[key] = side_of(fronts, group, room, most, self.count if anything else None)
-        return self._sides[key]
+        group, limits = family.case.pools[pool][1], self.legal.setting.job.limits
+        key = (group, *((front.op, front.apart, front.adapter) for front in fronts))
+        if key not in self._sides:
+            self._sides[key] = rough_side(fronts, group)
+        rough = self._sides[key]
+        known = self._ready.get(key, rough) if largest else rough
+        if (known.below < most and largest) or known.largest < largest:
+            room, count = float(room_of(self.setup)[group]), self.count if limits.devices is None else 0
+            most, largest = max(most, known.below), max(largest, known.largest)
+            known = side_of(rough, fronts, group, room, most=most, largest=largest, count=count)
+            self._ready[key] = known
+        return known
 
     def roots(self, family: Family, record: Record) -> Roots:
         """Choices of variants and sizes whose pools are each busy for less than is known."""
-        ends = [pool for pool in range(len(family.case.pools)) if pool not in family.sides]
-        ages, found = np.unique(family.variants[:, 0]).tolist(), list[tuple[Int, Int, Float]]()
-        busy = {
-            (pool, age): sum(family.times(op) * self._seconds(family, op, age) for op in family.members[pool])
-            for pool in ends
-            for age in ages
-        }
-        options = {key: np.flatnonzero(seconds < record.most) for key, seconds in busy.items()}
-        sides = dict[int, Side]()
-        if any(all(len(options[pool, age]) for pool in ends) for age in ages):
-            sides = {pool: self.side(family, pool, record.most) for pool in family.sides}
-        for age in ages:
-            sizes = np.zeros((1, len(family.case.pools)), dtype=np.int64)
-            for pool in ends:
-                before, some = len(sizes), options[pool, age]
-                sizes = np.repeat(sizes, len(some), axis=0)
-                sizes[:, pool] = np.tile(some, before)
-            room = self.room(family, sides, sizes)
-            sizes, room = sizes[room.min(axis=1, initial=0) >= 0], room[room.min(axis=1, initial=0) >= 0]
-            longest = np.maximum.reduce([busy[pool, age][sizes[:, pool]] for pool in ends])
-            for pool, side in sides.items():
-                longest = np.maximum(longest, side.busy[side.place(room[:, pool])])
-            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age))
-            variants = np.flatnonzero(family.variants[:, 0] == age)
-            sizes, longest = sizes[news], longest[news]
-            found.append(
-                (np.repeat(variants, len(sizes)), np.tile(sizes, (len(variants), 1)), np.tile(longest, len(variants)))
-            )
-        variant, sizes, longest = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        sides = {pool: self._side(family, pool, record.most, 0) for pool in family.sides}
+        variant, sizes, busy = self._sizes(family, sides, record)
+        if len(variant) and sides:
+            room = self.room(family, sides, sizes).max(axis=0)
+            sides = {pool: self._side(family, pool, record.most, int(room[pool])) for pool in family.sides}
+            variant, sizes, busy = self._sizes(family, sides, record)
         least = self._least_parts(family, sides, variant, sizes)
-        return Roots(family=family, sides=sides, variant=variant, sizes=sizes, least=least, busy=longest)
+        return Roots(family=family, sides=sides, variant=variant, sizes=sizes, least=least, busy=busy)
+
+    def _sizes(self, family: Family, sides: dict[int, Side], record: Record) -> tuple[Int, Int, Float]:
+        """See `Roots`: variant, sizes and busy."""
+        found = list[tuple[Int, Int, Float]]()
+        for age in np.unique(family.variants[:, 0]).tolist():
+            sizes, longest = self._ends(family, sides, age, record.most)
+            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age))
+            sizes, longest = sizes[news], longest[news]
+            variants = np.flatnonzero(family.variants[:, 0] == age)
+            again = (len(variants), 1)
+            found.append((np.repeat(variants, len(sizes)), np.tile(sizes, again), np.tile(longest, again[0])))
+        variant, sizes, busy = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return variant, sizes, busy
+
+    def _ends(self, family: Family, sides: dict[int, Side], age: int, most: float) -> tuple[Int, Float]:
+        """Sizes of the pools that generate and train the actor, with which no pool is busy for `most` seconds, and the
+        seconds of the busiest."""
+        sizes, longest = np.zeros((1, len(family.case.pools)), dtype=np.int64), np.zeros(1)
+        for pool in range(len(family.case.pools)):
+            if pool in sides:
+                continue
+            busy = sum(family.times(op) * self._seconds(family, op, age) for op in family.members[pool])
+            options = np.flatnonzero(busy < most)
+            before = np.repeat(np.arange(len(sizes)), len(options))
+            options = np.tile(options, len(sizes))
+            sizes, longest = sizes[before], np.maximum(longest[before], busy[options])
+            sizes[:, pool] = options
+        room = self.room(family, sides, sizes)
+        fits = room.min(axis=1) >= 0
+        sizes, longest, room = sizes[fits], longest[fits], room[fits]
+        for pool, side in sides.items():
+            longest = np.maximum(longest, side.busy[side.place(room[:, pool])])
+        legal = np.ones(len(sizes), dtype=bool) if sides else self.legal.fit(family.case, sizes)
+        return sizes[legal], longest[legal]
 
     def _least_parts(self, family: Family, sides: dict[int, Side], variant: Int, sizes: Int) -> Float:
         """See `Roots.least`."""
