@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,19 +44,23 @@ class Branch(Relaxed):
     """Partial plans that were looked at."""
     size: int = FIRST_BLOCK
 
-    def run(self, most: int) -> bool:
-        """Price every plan that is news; False if more than `most` partial plans were looked at before the end."""
+    def run(self, most: float = np.inf) -> None:
+        """Price every plan that is news; or only some, if more than `most` partial plans were looked at before the end.
+
+        Raises:
+            OutOfWorkError: the search may not do so much.
+        """
         stack = [self._start()]
         while stack:
             block = self._news(stack.pop())
             if len(block) == 0:
                 continue
-            if self.work > most or process_time() > self.tables.deadline:
-                return False
+            if self.work > most:
+                return
             depth = int((block.picks[0] >= 0).sum())
             if depth == len(self.sections):
                 head, rest = block.take(slice(WHOLE)), block.take(slice(WHOLE, None))
-                self.work += WORK_WHOLE * len(head)
+                self._spend(WORK_WHOLE * len(head))
                 self.record.add(concatenate(list(self._plans(head))), head.bound)
                 self.size = LARGEST_BLOCK
                 stack.append(rest)
@@ -68,7 +71,10 @@ class Branch(Relaxed):
             head, rest = self._split(block, count)
             stack += [rest, self._sized(head, pool) if block.sizes[0, pool] == 0 else self._expand(head, op)]
             self.size = min(2 * self.size, LARGEST_BLOCK)
-        return True
+
+    def _spend(self, count: int) -> None:
+        self.work += count
+        self.tables.work.spend(count)
 
     def _news(self, block: Block) -> Block:
         return block.take(block.bound < self._limit(block))
@@ -123,7 +129,7 @@ class Branch(Relaxed):
         children.sizes[:, pool] = side.sizes[place]
         columns = [self._column[op] for op in self.family.members[pool]]
         children.parts[:, columns] = side.least[place]
-        self.work += len(children)
+        self._spend(len(children))
         # Pools that are still open have less room now.
         room = self.tables.room(self.family, self.roots.sides, children.sizes)
         children, room = children.take(room.min(axis=1) >= 0), room[room.min(axis=1) >= 0]
@@ -164,7 +170,7 @@ class Branch(Relaxed):
             mine[:, 3] += again * chosen.resharded
             parts[rows, self._column[op]] = mine
         children.picks[:, self.sections.index(op)] = option
-        self.work += len(children)
+        self._spend(len(children))
         children = self._affordable(children.take(self._fits(children)), op)
         children = children if self.looks else self._tightened(children, op)
         children = self._judged(children)

@@ -17,7 +17,7 @@ from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS, HOME, PlanBatch
 from ir.graph import Op
-from search.fronts import MOST_DEVICES, SENT, SectionFronts, room_of
+from search.fronts import MOST_DEVICES, SENT, SectionFronts, Work, room_of
 from search.sides import Side, rough_side, side_of
 from space.enumerate import Case, LegalSpace
 
@@ -71,9 +71,7 @@ class Family:
     @cached_property
     def members(self) -> tuple[tuple[Op, ...], ...]:
         """Sections of each pool."""
-        return tuple(
-            tuple(op for op, at in self.pool_of.items() if at == pool) for pool in range(len(self.case.pools))
-        )
+        return tuple(tuple(op for op, at in self.pool_of.items() if at == pool) for pool in range(len(self.case.pools)))
 
     @property
     def is_adapter(self) -> bool:
@@ -148,8 +146,8 @@ class Tables:
     legal: LegalSpace
     setup: Setup
     count: int
-    deadline: float = np.inf
-    """Processor seconds of this process at which a search gives up."""
+    work: Work = field(default_factory=lambda: Work(np.inf))
+    """What the search may still do."""
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
@@ -157,6 +155,8 @@ class Tables:
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    _floors: dict[int, float] = field(default_factory=dict)
+    _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -169,7 +169,7 @@ class Tables:
                 apart=key[1],
                 adapter=key[2],
                 count=self.count,
-                deadline=self.deadline,
+                work=self.work,
             )
         return self._fronts[key]
 
@@ -227,8 +227,8 @@ class Tables:
         return found
 
     def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
-        """A pool of a family that neither generates nor trains the actor, where it is busy for less than `most`; a rough
-        view of it if it may have no devices."""
+        """A pool that neither generates nor trains the actor, where it is busy for less than `most`; a rough view of it
+        if it may have no devices."""
         fronts = tuple(
             self.front(op, apart=family.is_streamed(op), adapter=family.is_adapter) for op in family.members[pool]
         )
@@ -244,6 +244,37 @@ class Tables:
             known = side_of(rough, fronts, group, room, most=most, largest=largest, count=count)
             self._ready[key] = known
         return known
+
+    def floor(self, family: Family) -> float:
+        """Seconds for which some pool of any of a family's plans is busy at least."""
+        if id(family) not in self._floors:
+            curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
+            seconds = np.unique(np.concatenate(curves))
+            seconds = seconds[np.isfinite(seconds)]
+            groups, limits = self.legal.setting.groups, self.legal.setting.job.limits
+            used = np.zeros((len(groups), len(seconds)), dtype=np.int64)
+            for (_, group), curve in zip(family.case.pools, curves, strict=True):
+                # The fewest devices with which each pool is done in so many seconds.
+                used[group] += np.searchsorted(-curve, -seconds)
+            fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
+            fits &= used.sum(axis=0) <= limits.most_devices(self.legal.setting.num_devices)
+            self._floors[id(family)] = float(seconds[fits].min(initial=np.inf))
+        return self._floors[id(family)]
+
+    def _curve(self, family: Family, pool: int) -> Float:
+        """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
+        ages, group = np.unique(family.variants[:, 0]).tolist(), family.case.pools[pool][1]
+        sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
+        key = (group, family.is_adapter, *ages, *sections)
+        if key not in self._curves:
+            least = np.minimum.reduce([self._busy(family, pool, age) for age in ages])
+            self._curves[key] = np.minimum.accumulate(least)
+        return self._curves[key]
+
+    def _busy(self, family: Family, pool: int, age: int) -> Float:
+        """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
+        parts = [family.times(op) * self._seconds(family, op, age) for op in family.members[pool]]
+        return np.asarray(sum(parts))
 
     def roots(self, family: Family, record: Record) -> Roots:
         """Choices of variants and sizes whose pools are each busy for less than is known."""
@@ -276,7 +307,7 @@ class Tables:
         for pool in range(len(family.case.pools)):
             if pool in sides:
                 continue
-            busy = sum(family.times(op) * self._seconds(family, op, age) for op in family.members[pool])
+            busy = self._busy(family, pool, age)
             options = np.flatnonzero(busy < most)
             before = np.repeat(np.arange(len(sizes)), len(options))
             options = np.tile(options, len(sizes))
