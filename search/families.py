@@ -224,7 +224,7 @@ class Tables:
         found = self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness]
         if op is Op.GENERATE:
             found = np.minimum(found, self.least(op, apart=True, adapter=family.is_adapter)[group, staleness])
-        return found
+        return np.asarray(found)
 
     def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
         """A pool that neither generates nor trains the actor, where it is busy for less than `most`; a rough view of it
