@@ -6,9 +6,9 @@ pool by pool and dropped as soon as a pool would be busy for longer than a known
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS, HOME, PlanBatch
 from ir.graph import Op
-from search.fronts import SectionFronts
+from search.fronts import MOST_DEVICES, SENT, SectionFronts, Work, room_of
+from search.sides import Side, rough_side, side_of
 from space.enumerate import Case, LegalSpace
 
 Float = NDArray[np.float64]
@@ -45,9 +46,9 @@ class Record(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Family:
-    """Structures of one graph."""
+    """Structures of one graph, all of them stale or none."""
 
     case: Case
     """Its pools and sections; the staleness is one of several."""
@@ -55,27 +56,49 @@ class Family:
     variants: Int
     """Staleness, whether updates are in flight, the sync method and the number of each structure, int64[v, 4]."""
 
-    @property
+    @cached_property
     def pool_of(self) -> dict[Op, int]:
         """Number of each section's pool."""
         at = {role: i for i, (roles, _) in enumerate(self.case.pools) for role in roles}
         return {op: at[HOME[op]] for op in self.case.sections}
 
+    @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """Numbers of the pools that neither generate nor train the actor."""
+        ends = {self.pool_of[op] for op in SENT}
+        return tuple(pool for pool in range(len(self.case.pools)) if pool not in ends)
+
+    @cached_property
+    def members(self) -> tuple[tuple[Op, ...], ...]:
+        """Sections of each pool."""
+        return tuple(tuple(op for op, at in self.pool_of.items() if at == pool) for pool in range(len(self.case.pools)))
+
     @property
-    def merges(self) -> bool:
-        """Whether the reference's pass is made for two models."""
-        return bool(self.flags["fusions.merge_logprobs"])
+    def is_adapter(self) -> bool:
+        """Whether the reference runs on the actor's weights."""
+        return bool(self.flags["sharing.reference_adapter"])
+
+    def times(self, op: Op) -> float:
+        """How often a section's pass is made: the reference's for two models where both are merged."""
+        return 2.0 if op is Op.REFERENCE_LOGPROB and self.flags["fusions.merge_logprobs"] else 1.0
+
+    def is_streamed(self, op: Op) -> bool:
+        """Whether a pass waits for generation, so that its batch comes in small pieces."""
+        return bool(self.flags["fusions.stream"]) and op in STREAMED and not self.variants[0, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Roots:
-    """Choices of variant and pool sizes of a family, arrays of one length, with bounds on all their plans."""
+    """Choices of variant and of sizes of the pools that generate and that train the actor, arrays of one length, with
+    bounds on all their plans."""
 
     family: Family
+    sides: dict[int, Side]
+    """The other pools, whose sizes are open."""
     variant: Int
     """Number of the variant."""
     sizes: Int
-    """int64[n, pools]."""
+    """int64[n, pools], 0 where open."""
     least: Float
     """float64[n, sections, 5], what no layout is below: see `search.fronts.Options.parts`."""
     busy: Float
@@ -83,8 +106,8 @@ class Roots:
 
     def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Roots:
         """The given ones."""
-        return Roots(
-            family=self.family,
+        return replace(
+            self,
             variant=self.variant[rows],
             sizes=self.sizes[rows],
             least=self.least[rows],
@@ -98,7 +121,7 @@ class Roots:
 
     @property
     def devices(self) -> Int:
-        """Of all pools together, int64[n]."""
+        """Of the pools whose sizes are chosen, int64[n]."""
         return np.asarray(self.sizes.sum(axis=1))
 
 
@@ -123,12 +146,17 @@ class Tables:
     legal: LegalSpace
     setup: Setup
     count: int
-    deadline: float = np.inf
-    """Processor seconds of this process at which a search gives up."""
+    work: Work = field(default_factory=lambda: Work(np.inf))
+    """What the search may still do."""
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
     _least: dict[tuple[Op, bool, bool], tuple[int, Float]] = field(default_factory=dict)
+    _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    """What is known of pools before their options are."""
+    _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    _floors: dict[int, float] = field(default_factory=dict)
+    _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -141,7 +169,7 @@ class Tables:
                 apart=key[1],
                 adapter=key[2],
                 count=self.count,
-                deadline=self.deadline,
+                work=self.work,
             )
         return self._fronts[key]
 
@@ -152,10 +180,11 @@ class Tables:
 
     @cached_property
     def families(self) -> tuple[Family, ...]:
-        """All structures by graph."""
+        """All structures by graph and whether they are stale."""
         structures, setting = self.legal.structures, self.legal.setting
         names = [f"{what}.{role}" for what in ("place", "group") for role in setting.roles] + list(FLAGS)
-        stacked = np.stack([structures[name] for name in names], axis=1)
+        stale = structures["staleness"] > 0
+        stacked = np.stack([*(structures[name] for name in names), stale], axis=1)
         _, first, inverse = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
         order = np.argsort(inverse.reshape(-1), kind="stable")
         edges = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(first) + 1))
@@ -188,61 +217,139 @@ class Tables:
             self._least[key] = (front.asked, table)
         return self._least[key][1]
 
-    def _seconds(self, family: Family, op: Op) -> Float:
-        """The same for a section of a family, twice that where its pass is made for two models."""
-        adapter = bool(family.flags["sharing.reference_adapter"])
-        table = self.least(op, apart=False, adapter=adapter)
+    def _seconds(self, family: Family, op: Op, staleness: int) -> Float:
+        """The same for a section of a family, by number of devices."""
+        group = family.case.pools[family.pool_of[op]][1]
+        apart = family.is_streamed(op)
+        found = self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness]
         if op is Op.GENERATE:
-            table = np.minimum(table, self.least(op, apart=True, adapter=adapter))
-        elif family.flags["fusions.stream"] and op in STREAMED:
-            # Only a pool that waits for generation takes its batch in small pieces.
-            table = table.copy()
-            table[:, 0] = self.least(op, apart=True, adapter=adapter)[:, 0]
-        return table * (1.0 + (family.merges and op is Op.REFERENCE_LOGPROB))
+            found = np.minimum(found, self.least(op, apart=True, adapter=family.is_adapter)[group, staleness])
+        return np.asarray(found)
+
+    def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
+        """A pool that neither generates nor trains the actor, where it is busy for less than `most`; a rough view of it
+        if it may have no devices."""
+        fronts = tuple(
+            self.front(op, apart=family.is_streamed(op), adapter=family.is_adapter) for op in family.members[pool]
+        )
+        group, limits = family.case.pools[pool][1], self.legal.setting.job.limits
+        key = (group, *((front.op, front.apart, front.adapter) for front in fronts))
+        if key not in self._sides:
+            self._sides[key] = rough_side(fronts, group)
+        rough = self._sides[key]
+        known = self._ready.get(key, rough) if largest else rough
+        if (known.below < most and largest) or known.largest < largest:
+            room, count = float(room_of(self.setup)[group]), self.count if limits.devices is None else 0
+            most, largest = max(most, known.below), max(largest, known.largest)
+            known = side_of(rough, fronts, group, room, most=most, largest=largest, count=count)
+            self._ready[key] = known
+        return known
+
+    def floor(self, family: Family) -> float:
+        """Seconds for which some pool of any of a family's plans is busy at least."""
+        if id(family) not in self._floors:
+            curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
+            seconds = np.unique(np.concatenate(curves))
+            seconds = seconds[np.isfinite(seconds)]
+            groups, limits = self.legal.setting.groups, self.legal.setting.job.limits
+            used = np.zeros((len(groups), len(seconds)), dtype=np.int64)
+            for (_, group), curve in zip(family.case.pools, curves, strict=True):
+                # The fewest devices with which each pool is done in so many seconds.
+                used[group] += np.searchsorted(-curve, -seconds)
+            fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
+            fits &= used.sum(axis=0) <= limits.most_devices(self.legal.setting.num_devices)
+            self._floors[id(family)] = float(seconds[fits].min(initial=np.inf))
+        return self._floors[id(family)]
+
+    def _curve(self, family: Family, pool: int) -> Float:
+        """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
+        ages, group = np.unique(family.variants[:, 0]).tolist(), family.case.pools[pool][1]
+        sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
+        key = (group, family.is_adapter, *ages, *sections)
+        if key not in self._curves:
+            least = np.minimum.reduce([self._busy(family, pool, age) for age in ages])
+            self._curves[key] = np.minimum.accumulate(least)
+        return self._curves[key]
+
+    def _busy(self, family: Family, pool: int, age: int) -> Float:
+        """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
+        parts = [family.times(op) * self._seconds(family, op, age) for op in family.members[pool]]
+        return np.asarray(sum(parts))
 
     def roots(self, family: Family, record: Record) -> Roots:
-        """Choices of sizes and variants whose pools are each busy for less than is known."""
-        pools = len(family.case.pools)
-        busy: list[Any] = [np.float64(0.0)] * pools
-        for op, pool in family.pool_of.items():
-            busy[pool] = busy[pool] + self._seconds(family, op)[family.case.pools[pool][1]]
-        found = []
-        for staleness in np.unique(family.variants[:, 0]).tolist():
-            sizes = self._sizes(family, [np.flatnonzero(seconds[staleness] < record.most) for seconds in busy])
-            longest = np.maximum.reduce([busy[pool][staleness, sizes[:, pool]] for pool in range(pools)])
-            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), staleness))
-            variants = np.flatnonzero(family.variants[:, 0] == staleness)
-            found.append((sizes[news], longest[news], variants))
-        return self._roots(family, found)
+        """Choices of variants and sizes whose pools are each busy for less than is known."""
+        sides = {pool: self._side(family, pool, record.most, 0) for pool in family.sides}
+        variant, sizes, busy = self._sizes(family, sides, record)
+        if len(variant) and sides:
+            room = self.room(family, sides, sizes).max(axis=0)
+            sides = {pool: self._side(family, pool, record.most, int(room[pool])) for pool in family.sides}
+            variant, sizes, busy = self._sizes(family, sides, record)
+        least = self._least_parts(family, sides, variant, sizes)
+        return Roots(family=family, sides=sides, variant=variant, sizes=sizes, least=least, busy=busy)
 
-    def _roots(self, family: Family, found: list[tuple[Int, Float, Int]]) -> Roots:
-        """Sizes with every variant of their staleness."""
-        variant = np.concatenate([np.repeat(variants, len(sizes)) for sizes, _, variants in found])
-        sizes = np.concatenate([np.tile(sizes, (len(variants), 1)) for sizes, _, variants in found])
+    def _sizes(self, family: Family, sides: dict[int, Side], record: Record) -> tuple[Int, Int, Float]:
+        """See `Roots`: variant, sizes and busy."""
+        found = list[tuple[Int, Int, Float]]()
+        for age in np.unique(family.variants[:, 0]).tolist():
+            sizes, longest = self._ends(family, sides, age, record.most)
+            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age))
+            sizes, longest = sizes[news], longest[news]
+            variants = np.flatnonzero(family.variants[:, 0] == age)
+            again = (len(variants), 1)
+            found.append((np.repeat(variants, len(sizes)), np.tile(sizes, again), np.tile(longest, again[0])))
+        variant, sizes, busy = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return variant, sizes, busy
+
+    def _ends(self, family: Family, sides: dict[int, Side], age: int, most: float) -> tuple[Int, Float]:
+        """Sizes of the pools that generate and train the actor, with which no pool is busy for `most` seconds, and the
+        seconds of the busiest."""
+        sizes, longest = np.zeros((1, len(family.case.pools)), dtype=np.int64), np.zeros(1)
+        for pool in range(len(family.case.pools)):
+            if pool in sides:
+                continue
+            busy = self._busy(family, pool, age)
+            options = np.flatnonzero(busy < most)
+            before = np.repeat(np.arange(len(sizes)), len(options))
+            options = np.tile(options, len(sizes))
+            sizes, longest = sizes[before], np.maximum(longest[before], busy[options])
+            sizes[:, pool] = options
+        room = self.room(family, sides, sizes)
+        fits = room.min(axis=1) >= 0
+        sizes, longest, room = sizes[fits], longest[fits], room[fits]
+        for pool, side in sides.items():
+            longest = np.maximum(longest, side.busy[side.place(room[:, pool])])
+        legal = np.ones(len(sizes), dtype=bool) if sides else self.legal.fit(family.case, sizes)
+        return sizes[legal], longest[legal]
+
+    def _least_parts(self, family: Family, sides: dict[int, Side], variant: Int, sizes: Int) -> Float:
+        """See `Roots.least`."""
         least = np.zeros((len(variant), len(family.case.sections), 5))
+        room, ages = self.room(family, sides, sizes), family.variants[variant, 0]
         for i, op in enumerate(family.case.sections):
             pool = family.pool_of[op]
-            twice = 1.0 + (family.merges and op is Op.REFERENCE_LOGPROB)
-            at = (family.case.pools[pool][1], family.variants[variant, 0], sizes[:, pool])
-            least[:, i, :2] = self._seconds(family, op)[at][:, None] / twice
-        busy = np.concatenate([np.tile(longest, len(variants)) for _, longest, variants in found])
-        return Roots(family=family, variant=variant, sizes=sizes, least=least, busy=busy)
+            if pool in sides:
+                side = sides[pool]
+                least[:, i, :2] = side.upto[side.place(room[:, pool]), family.members[pool].index(op)][:, None]
+                continue
+            for age in np.unique(ages).tolist():
+                rows = np.flatnonzero(ages == age)
+                least[rows, i, :2] = self._seconds(family, op, age)[sizes[rows, pool]][:, None]
+        return least
 
-    def _sizes(self, family: Family, options: list[Int]) -> Int:
-        """Choices among ascending sizes of pools that there is room for, int64[n, pools]."""
-        room = np.array([group.count for group in self.legal.setting.groups])
-        group_of = [group for _, group in family.case.pools]
-        smallest = np.zeros((len(options) + 1, len(room)), dtype=np.int64)
-        for pool in reversed(range(len(options))):
-            smallest[pool] = smallest[pool + 1]
-            if len(options[pool]) == 0:
-                return np.zeros((0, len(options)), dtype=np.int64)
-            smallest[pool, group_of[pool]] += options[pool][0]
-        rows, used = np.zeros((1, 0), dtype=np.int64), np.zeros((1, len(room)), dtype=np.int64)
-        for pool, sizes in enumerate(options):
-            before, now = np.repeat(np.arange(len(rows)), len(sizes)), np.tile(sizes, len(rows))
-            used = used[before]
-            used[:, group_of[pool]] += now
-            fits = (used + smallest[pool + 1] <= room).all(axis=1)
-            rows, used = np.column_stack([rows[before], now])[fits], used[fits]
-        return rows[self.legal.fit(family.case, rows)] if len(rows) else rows
+    def room(self, family: Family, sides: dict[int, Side], sizes: Int) -> Int:
+        """Devices that each open pool may have, int64[n, pools], less than 0 where there is no room for all; what is
+        left of the others' groups."""
+        smallest = np.zeros(len(family.case.pools), dtype=np.int64)
+        for pool, side in sides.items():
+            # One that is nowhere finished in time has no room.
+            smallest[pool] = side.sizes[0] if len(side.sizes) else MOST_DEVICES
+        counted = np.where(sizes > 0, sizes, smallest)
+        group_of = np.array([group for _, group in family.case.pools])
+        setting = self.legal.setting
+        spare = setting.job.limits.most_devices(setting.num_devices) - counted.sum(axis=1)
+        left = [
+            np.minimum(setting.groups[group].count - counted[:, group_of == group].sum(axis=1), spare)
+            for group in group_of.tolist()
+        ]
+        both = np.stack(left, axis=1)
+        return np.where(both < 0, -1, both + np.where(sizes > 0, 0, smallest))

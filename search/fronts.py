@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +57,29 @@ ROUNDING = 1e-9
 """Relative; floats that are sums of the same terms in another order differ by less."""
 
 
-PRICING_S = 4e-6
-"""Processor seconds that a layout takes to be priced, about."""
+WORK_LAYOUT = 4
+"""Partial plans that are looked at while a layout is priced, about."""
 
 
-class OutOfTimeError(Exception):
-    """A search has no time for what it would have to price."""
+class OutOfWorkError(Exception):
+    """A search would have to do more than it may."""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a search may still do, in partial plans that it looks at: unlike seconds, the same on every machine."""
+
+    left: float
+
+    def spend(self, count: int) -> None:
+        """Account for some.
+
+        Raises:
+            OutOfWorkError: that is more than there is.
+        """
+        if count > self.left:
+            raise OutOfWorkError
+        self.left -= count
 
 
 @dataclass(kw_only=True)
@@ -80,8 +96,7 @@ class SectionFronts:
     """Whether its weights are another section's."""
     count: int
     """Layouts that so many others beat in everything are left out."""
-    deadline: float = np.inf
-    """Processor time after which nothing more is priced."""
+    work: Work = field(default_factory=lambda: Work(np.inf))
     asked: int = 0
     """How often options were made, so that `least_of` changed."""
     is_sound: bool = True
@@ -178,8 +193,7 @@ class SectionFronts:
 
     def _price(self, x: Columns) -> Cost:
         count = len(x["devices"])
-        if process_time() + count * PRICING_S > self.deadline:
-            raise OutOfTimeError
+        self.work.spend(WORK_LAYOUT * count)
         if self.apart and self.op is Op.GENERATE:
             return section_cost(self.setup, self.op, {**x, "staleness": np.zeros(count, dtype=np.int32)})
         return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.apart else None)
@@ -212,9 +226,14 @@ class SectionFronts:
         trained = self.op in TRAINED_BY or self.op in TRAINED_BY.values()
         return _degrees(x) if trained else np.zeros(len(x["devices"]), dtype=np.int64)
 
+    @property
+    def made(self) -> Options:
+        """All options so far."""
+        return nothing() if self.options is None else self.options
+
     def take(self, options: Int) -> Options:
         """Options by number."""
-        return nothing() if self.options is None else self.options.take(options)
+        return self.made.take(options)
 
     def least_within(self, first: Int, last: Int, room: Float) -> Float:
         """Seconds of the fastest of the options from `first` to `last` that fit in so many bytes, float64[n]; infinite

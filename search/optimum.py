@@ -9,7 +9,6 @@ so a mistake of a bound can cost the proof, but never shows a wrong number.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from time import process_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +22,9 @@ from ir.lower import lower
 from ir.plan import Plan
 from search.branch import Branch
 from search.families import Record, Roots, Tables
-from search.fronts import ROUNDING, OutOfTimeError
+from search.fronts import ROUNDING, OutOfWorkError, Work
 from space.axes import Space
 from space.enumerate import LegalSpace
-from space.presets import presets
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -34,11 +32,14 @@ Int = NDArray[np.int64]
 MOST_WORK = 20_000_000
 """Partial plans after which the search gives up the proof."""
 
-RAISE = 1.5
-"""By how much a guess that was too low is raised first; then by the square of that, and so on."""
+SLACK = 1.15
+"""A first guess over what the busiest pool of any plan takes at least."""
 
-RAISES = 6
-"""Raises after which there is no guess any more."""
+RAISES = tuple(float(1.25 ** (i * (i + 1) // 2)) for i in range(7))
+"""What a guess that was too low is multiplied by, before there is none any more."""
+
+WORK_GRAPH = 10_000
+"""Partial plans that are looked at in the time that a graph takes before the first."""
 
 LOOKS, LOOK_ROOTS, LOOK_WORK = 8, 6, 20_000
 """Graphs that are looked into first, pool sizes and partial plans in each."""
@@ -132,8 +133,7 @@ def optimum(
     *,
     count: int = 1,
     known: PlanBatch | None = None,
-    most_work: int = MOST_WORK,
-    most_s: float = np.inf,
+    most_work: float = MOST_WORK,
 ) -> Optimum:
     """The `count` best plans that fit in memory.
 
@@ -143,23 +143,20 @@ def optimum(
         count: How many; more than one take longer, since plans that others beat in everything count too.
         known: Plans of the space that it should improve on, some of which fit.
         most_work: Partial plans that may be looked at; beyond, the best found is returned unproved.
-        most_s: Processor seconds after which the same happens.
 
     Raises:
         InputError: no plan fits, or none was found in time.
     """
-    tables = Tables(legal=legal, setup=s, count=count, deadline=process_time() + most_s)
-    try:
-        work, guess = 0, _guess(legal, s, tables, known)
-    except OutOfTimeError:
-        guess = np.inf
-    for ceiling in (*(guess * RAISE ** (2**i - 1) for i in range(RAISES)), np.inf):
-        record = _Few(setup=s, count=count, ceiling=ceiling)
-        if known is not None:
-            record.add(known, np.zeros(len(known)))
-        complete, more = explored(tables, record, most_work - work)
-        work += more
-        if len(record.steps) >= count or not complete:
+    tables = Tables(legal=legal, setup=s, count=count, work=Work(most_work))
+    record = _Few(setup=s, count=count, ceiling=np.inf)
+    if known is not None:
+        record.add(known, np.zeros(len(known)))
+    guess, complete = _guess(tables), False
+    for ceiling in (*(guess * times for times in RAISES), np.inf):
+        record.ceiling = ceiling
+        complete = explored(tables, record)
+        # Plans that are known may be slower than the guess, below which there are none then.
+        if not complete or (len(record.steps) >= count and record.steps[-1] <= ceiling):
             break
     if not len(record.steps):
         got = f"{legal.num_plans:,} too large" if complete else None
@@ -173,68 +170,52 @@ def optimum(
     )
 
 
-def explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
-    """Price every plan that is news to a record; whether that came to an end, and the partial plans looked at."""
+def explored(tables: Tables, record: Record) -> bool:
+    """Price every plan that is news to a record; whether there was enough work left for that."""
     try:
-        return _explored(tables, record, most_work)
-    except OutOfTimeError:
-        return False, 0
+        _explore(tables, record)
+    except OutOfWorkError:
+        return False
+    return True
 
 
-def _explored(tables: Tables, record: Record, most_work: int) -> tuple[bool, int]:
-    work, example = 0, None
-    # Few pools have few sizes; what they achieve leaves few sizes of many.
-    for pools in range(2, 1 + max(2, *(len(family.case.pools) for family in tables.families))):
-        now = [f for f in tables.families if len(f.case.pools) == pools or len(f.case.pools) < pools == 2]
-        if process_time() > tables.deadline:
-            return False, work
-        found = [tables.roots(family, record) for family in now]
-        ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
-        # First a look at a few plans of several graphs, for a limit that is near the best.
-        looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), LOOK_WORK) for r in ahead[:LOOKS]]
-        for roots, most in (*looks, *((roots, 0) for roots in ahead)):
-            if not most:
-                # What was learnt of sections meanwhile rules out more sizes.
-                roots = tables.roots(roots.family, record)
-            roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
-            if process_time() > tables.deadline:
-                return False, work
-            if len(roots.variant) == 0:
-                continue
+def _explore(tables: Tables, record: Record) -> None:
+    example: Estimate | None = None
+    hopeful = [family for family in tables.families if tables.floor(family) < record.most]
+    found = [tables.roots(family, record) for family in hopeful]
+    ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
+    # First a look at a few plans of several graphs, for a limit that is near the best.
+    looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), True) for r in ahead[:LOOKS]]
+    for roots, looks_only in (*looks, *((roots, False) for roots in ahead)):
+        if not looks_only:
+            # What was learnt of sections meanwhile rules out more sizes.
+            roots = tables.roots(roots.family, record)
+        roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
+        if len(roots.variant):
+            tables.work.spend(WORK_GRAPH)
             example = _example(tables, roots, example)
-            branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=most > 0)
-            complete = branch.run(most or most_work - work)
-            work += branch.work
-            if not complete and not most:
-                return False, work
-    return True, work
+            branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=looks_only)
+            branch.run(LOOK_WORK if looks_only else np.inf)
 
 
 def _example(tables: Tables, roots: Roots, like: Estimate | None) -> Estimate:
     """An estimate of the family's graph."""
     structure = int(roots.family.variants[roots.variant[0], 3])
-    batch = tables.legal.factor(structure, tuple(roots.sizes[0].tolist())).plans(np.zeros(1, dtype=np.int64))
+    case = roots.family.case
+    smallest = [min(tables.legal.counts_by_size(tables.legal.pool_case(pool, case))) for pool in case.pools]
+    batch = tables.legal.factor(structure, tuple(smallest)).plans(np.zeros(1, dtype=np.int64))
     job = tables.setup.job
     if like is None:
         return estimate(job, batch, tables.setup.cluster)
     return replace(like, structures=(lower(job, batch.plan(0)),))
 
 
-def _guess(legal: LegalSpace, s: Setup, tables: Tables, known: PlanBatch | None) -> float:
-    """A step that some plan should beat or equal: that of the best known plan or preset, else twice the longest stage's
-    least."""
-    if known is None:
-        known = batch_of([plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)])
-    if len(known):
-        found = estimate(s.job, known, s.cluster)
-        steps = found.step_seconds[fits(s, found)]
-        if len(steps):
-            return float(steps.min()) * (1.0 + 2.0 * ROUNDING)
-    least = [
-        min((found for found in tables.front(op, apart=False, adapter=False).least_of.values()), default=0.0)
-        for op in legal.setting.sections
-    ]
-    return 2.0 * float(max(least))
+def _guess(tables: Tables) -> float:
+    """A step that some plan may well beat."""
+    try:
+        return SLACK * min(tables.floor(family) for family in tables.families)
+    except OutOfWorkError:
+        return np.inf
 
 
 def is_in(space: Space, plan: Plan) -> bool:

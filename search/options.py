@@ -54,6 +54,17 @@ class Options:
         """The given ones."""
         return Options(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
+    def least_beside(self, first: Int, last: Int, slack: Float, moving: Float) -> Float:
+        """What none of the options from `first` to `last` is below, as `parts`, float64[n, 5], among those that fit: in
+        `slack` bytes with what comes and goes, of which others of the pool need `moving`; infinite if none does."""
+        rows, back = distinct(first, last, slack, moving)
+        found = np.full((len(rows), 5), np.inf)
+        for i, row in enumerate(rows.tolist()):
+            some = self.parts[first[row] : last[row]]
+            some = some[some[:, 2] + np.maximum(some[:, 3], moving[row]) <= slack[row]]
+            found[i] = some.min(axis=0, initial=np.inf)
+        return found[back]
+
     @staticmethod
     def concatenate(parts: list[Options]) -> Options:
         """One after the other."""
@@ -62,7 +73,9 @@ class Options:
 
 def nothing() -> Options:
     """No options."""
-    none: dict[str, Any] = {one.name: np.zeros(0, dtype=np.int64) for one in fields(Options)}
+    none: dict[str, Any] = {
+        one.name: np.zeros(0, dtype=np.float64 if one.type == "Float" else np.int64) for one in fields(Options)
+    }
     return Options(**none)
 
 

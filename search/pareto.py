@@ -11,6 +11,7 @@ from analytic.estimate import Estimate, concatenate
 from analytic.setup import Setup
 from ir.batch import ROLES, PlanBatch
 from search.families import Tables
+from search.fronts import Work
 from search.optimum import MOST_WORK, Priced, explored, fits, optimum, taken
 from search.skyline import beaten_by_few
 from space.enumerate import LegalSpace
@@ -57,7 +58,7 @@ class _Grid(Priced):
             self.steps[devices:, stale:] = np.minimum(self.steps[devices:, stale:], step)
 
 
-def front(legal: LegalSpace, s: Setup, *, slowest: float = SLOWEST, most_work: int = MOST_WORK) -> Front:
+def front(legal: LegalSpace, s: Setup, *, slowest: float = SLOWEST, most_work: float = MOST_WORK) -> Front:
     """The plans that fit in memory and that none beats in step time, devices and staleness together.
 
     Args:
@@ -72,9 +73,9 @@ def front(legal: LegalSpace, s: Setup, *, slowest: float = SLOWEST, most_work: i
     first = optimum(legal, s, most_work=most_work)
     shape = (legal.setting.num_devices + 1, max(legal.space["staleness"]) + 1)
     grid = _Grid(setup=s, ceiling=slowest * float(first.seconds[0]), steps=np.full(shape, np.inf))
-    tables = Tables(legal=legal, setup=s, count=1)
+    tables = Tables(legal=legal, setup=s, count=1, work=Work(most_work))
     grid.add(first.best.batch, np.zeros(len(first.seconds)))
-    complete, _ = explored(tables, grid, most_work)
+    complete = explored(tables, grid)
     found = concatenate(grid.found)
     rows = np.flatnonzero(fits(s, found))
     devices = devices_of(found.batch)[rows]

@@ -50,7 +50,7 @@ def space_text(survey: Survey) -> str:
     """How large the space is and what it will be compared with."""
     priced, fit = len(survey.legal.batch), int(survey.fits.sum())
     proof = " (proved: none of the others is faster)" if survey.is_proved else ""
-    which = "all priced" if survey.is_whole else f"{priced:,} of them shortlisted and priced{proof}"
+    which = "all priced" if survey.is_whole else f"{priced:,} of them priced{proof}"
     lines = [
         f"{_large(survey.space.num_combinations)} combinations of {len(survey.space.axes)} axes, "
         f"{_large(survey.num_legal)} legal plans, {which}, {fit:,} fit in {size_text(survey.capacity_bytes)} a device",

@@ -9,13 +9,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.estimate import STREAMED, Estimate
+from analytic.estimate import Estimate
 from analytic.scales import scales_at
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch
 from ir.graph import Op
-from search.families import Ends, Record, Roots, Tables
-from search.fronts import SENT, SectionFronts, room_of
+from search.families import Ends, Family, Record, Roots, Tables
+from search.fronts import ROUNDING, SENT, SectionFronts, room_of
 from search.options import Options, distinct
 from search.skyline import beaten_by_few
 from space.tables import KEYS
@@ -39,11 +39,13 @@ class Block:
     """Partial plans of one depth, arrays of one length; most promising first."""
 
     root: Int
-    """Number of the choice of variant and sizes."""
+    """Number of the choice of variant and of the sizes of the pools that generate and train the actor."""
+    sizes: Int
+    """int64[n, pools], 0 where open."""
     picks: Int
     """int64[n, sections], options of the sections that have a layout; -1 for the others."""
     parts: Float
-    """float64[n, sections, 5], see `search.fronts.Options.parts`; of other sections the least they can be."""
+    """float64[n, sections, 5], see `search.options.Options.parts`; of other sections the least they can be."""
     sync: Float
     """Seconds of the weights' way to the engines; 0 until both ends have a layout."""
     bound: Float
@@ -71,46 +73,57 @@ def _worth(options: Options, sync: Float, kind: Int, count: int) -> NDArray[np.i
 
 @dataclass(kw_only=True)
 class Rooted:
-    """Choices of variant and sizes of a family with the options of their sections."""
+    """Roots of a family with the options of their sections."""
 
     tables: Tables
     roots: Roots
     example: Estimate
     """Of any plan of its graph."""
     record: Record
-    _ends: list[Ends] = field(default_factory=list)
-    """Of each root."""
+    _range: dict[Op, Int] = field(default_factory=dict)
+    """First and one past the last of a section's options for each root, int64[2, roots], if roots have its size."""
     _menu: dict[Op, Int] = field(default_factory=dict)
-    """Options of sections of which only some are worth trying, root by root."""
-    _place: dict[Op, NDArray[np.int64]] = field(default_factory=dict)
+    """Options of sections of which only some are worth trying, one root after the other."""
+    _place: dict[Op, Int] = field(default_factory=dict)
     """First and one past the last place in `_menu` of each root, int64[2, roots]."""
     _floors: Float = field(default_factory=lambda: np.zeros(0))
     """Least seconds of synchronisation for each place of the update's menu."""
 
+    @property
+    def family(self) -> Family:
+        """Of all roots."""
+        return self.roots.family
+
     @cached_property
     def sections(self) -> tuple[Op, ...]:
-        """In the order in which they get layouts."""
-        return tuple(op for op in ORDER if op in self.roots.family.case.sections)
+        """In the order in which they get layouts: pools whose size a root has, then the others, one by one."""
+        found, sides = [op for op in ORDER if op in self.family.case.sections], self.family.sides
+        rank = {op: sides.index(pool) + 1 if pool in sides else 0 for op, pool in self.family.pool_of.items()}
+        return tuple(sorted(found, key=lambda op: rank[op]))
 
     @cached_property
     def _column(self) -> dict[Op, int]:
         """Where a section is among those of the case."""
-        return {op: i for i, op in enumerate(self.roots.family.case.sections)}
+        return {op: i for i, op in enumerate(self.family.case.sections)}
+
+    @cached_property
+    def _columns(self) -> list[list[int]]:
+        """Those of each pool."""
+        return [[self._column[op] for op in members] for members in self.family.members]
 
     @cached_property
     def _room(self) -> Float:
         """Bytes that a plan may take of a device of each pool."""
-        return room_of(self.tables.setup)[[group for _, group in self.roots.family.case.pools]]
+        return room_of(self.tables.setup)[[group for _, group in self.family.case.pools]]
 
     def _front(self, op: Op, apart: bool) -> SectionFronts:
-        return self.tables.front(op, apart=apart, adapter=bool(self.roots.family.flags["sharing.reference_adapter"]))
+        return self.tables.front(op, apart=apart, adapter=self.family.is_adapter)
 
     def _apart(self, op: Op, root: Int) -> NDArray[np.bool_]:
         """For which roots a section is priced apart, see `SectionFronts.apart`."""
         if op is Op.GENERATE:
-            return np.asarray(self.roots.family.variants[self.roots.variant[root], 1] == 0)
-        streams = op in STREAMED and bool(self.roots.family.flags["fusions.stream"])
-        return np.asarray((self.roots.staleness[root] == 0) & streams)
+            return np.asarray(self.family.variants[self.roots.variant[root], 1] == 0)
+        return np.full(len(root), self.family.is_streamed(op))
 
     def _by_front(self, op: Op, root: Int) -> Iterator[tuple[SectionFronts, NDArray[np.intp]]]:
         apart = self._apart(op, root)
@@ -119,48 +132,56 @@ class Rooted:
             if len(rows):
                 yield self._front(op, special), rows
 
-    def _spans(self, op: Op, root: Int) -> tuple[Int, Int]:
-        """First and one past the last option of a section for each root."""
-        pool = self.roots.family.pool_of[op]
-        group = self.roots.family.case.pools[pool][1]
-        apart = self._apart(op, root)
-        first, back = distinct(self.roots.sizes[root, pool], self.roots.staleness[root], apart)
-        asked = np.stack([self.roots.sizes[root, pool][first], self.roots.staleness[root][first]])
-        front_of = [self._front(op, special) for special in apart[first].tolist()]
-        limits = np.zeros(len(first))
-        np.maximum.at(limits, back, self._left(op, root))
-        keys = [front.key(group, int(n), int(k)) for front, n, k in zip(front_of, *asked, strict=True)]
-        for front in dict.fromkeys(map(id, front_of)):
-            members = [i for i, one in enumerate(front_of) if id(one) == front]
-            front_of[members[0]].ask({keys[i]: float(limits[i]) for i in members})
-        spans = [front.span.get(key, (0, 0)) for front, key in zip(front_of, keys, strict=True)]
-        both = np.array(spans, dtype=np.int64)[back]
-        return both[:, 0], both[:, 1]
-
     def _others(self, op: Op) -> list[int]:
         """Columns of the other sections of a section's pool."""
-        pools = self.roots.family.pool_of
-        return [i for other, i in self._column.items() if pools[other] == pools[op] and other is not op]
+        return [i for i in self._columns[self.family.pool_of[op]] if i != self._column[op]]
 
-    def _left(self, op: Op, root: Int) -> Float:
-        """Seconds that a section may take, since the others of its pool take turns with it."""
-        known = self.record.limit(self.roots.devices[root], self.roots.staleness[root])
-        return np.asarray(known - self.roots.least[root][:, self._others(op), 0].sum(axis=1))
+    def _limit(self, block: Block) -> Float:
+        """Seconds that no step may reach."""
+        return self.record.limit(block.sizes.sum(axis=1), self.roots.staleness[block.root]) * (1.0 - ROUNDING / 10.0)
+
+    def _span(self, block: Block, op: Op) -> None:
+        """Make a section's options ready where the size of its pool is known, and find each root's."""
+        pool = self.family.pool_of[op]
+        group = self.family.case.pools[pool][1]
+        limit = self._limit(block) - block.parts[:, self._others(op), 0].sum(axis=1)
+        found = self._range.setdefault(op, np.zeros((2, len(self.roots.variant)), dtype=np.int64))
+        for front, rows in self._by_front(op, block.root):
+            sizes, ages = block.sizes[rows, pool], self.roots.staleness[block.root[rows]]
+            first, back = distinct(sizes, ages)
+            most = np.full(len(first), -np.inf)
+            np.maximum.at(most, back, limit[rows])
+            keys = [front.key(group, n, k) for n, k in zip(sizes[first].tolist(), ages[first].tolist(), strict=True)]
+            asked = dict.fromkeys(keys, -np.inf)
+            for key, seconds in zip(keys, most.tolist(), strict=True):
+                asked[key] = max(asked[key], seconds)
+            front.ask(asked)
+            spans = np.array([front.span.get(key, (0, 0)) for key in keys], dtype=np.int64)
+            found[:, block.root[rows]] = spans[back].T
+
+    def _spans(self, op: Op, block: Block) -> tuple[Int, Int]:
+        """First and one past the last option of a section for each partial plan."""
+        pool = self.family.pool_of[op]
+        if pool not in self.family.sides:
+            return self._range[op][0, block.root], self._range[op][1, block.root]
+        side, i = self.roots.sides[pool], self.family.members[pool].index(op)
+        place = side.place(block.sizes[:, pool])
+        return side.first[place, i], side.last[place, i]
 
     def _structure(self, root: Int) -> dict[str, NDArray[np.int32]]:
-        """Columns of the structure and pool sizes of roots."""
-        family = self.roots.family
-        columns = {flag: np.full(len(root), value, dtype=np.int32) for flag, value in family.flags.items()}
-        variants = family.variants[self.roots.variant[root]].astype(np.int32)
+        """Columns of the structure of roots and the sizes that they have."""
+        columns = {flag: np.full(len(root), value, dtype=np.int32) for flag, value in self.family.flags.items()}
+        variants = self.family.variants[self.roots.variant[root]].astype(np.int32)
         columns |= {name: variants[:, i] for i, name in enumerate(("staleness", "in_flight", "sync"))}
-        for pool, (roles, group) in enumerate(family.case.pools):
+        for pool, (roles, group) in enumerate(self.family.case.pools):
             for role in roles:
                 columns[f"place.{role}"] = np.full(len(root), ROLES.index(roles[0]), dtype=np.int32)
                 columns[f"group.{role}"] = np.full(len(root), group, dtype=np.int32)
                 columns[f"devices.{role}"] = self.roots.sizes[root, pool].astype(np.int32)
         return columns
 
-    def _verified(self) -> Float:
+    @cached_property
+    def _verifying(self) -> Float:
         """Seconds of a verifier for each root."""
         root = np.arange(len(self.roots.variant))
         s, batch = self.tables.setup, PlanBatch(len(root), self._structure(root))
@@ -177,28 +198,33 @@ class Rooted:
         batch = PlanBatch(len(root), columns)
         return np.asarray(sync_seconds(s, batch) * scales_at(s.cluster, Op.SYNC_WEIGHTS, batch["group.actor"]))
 
-    def _meet(self) -> None:
-        """Find what is worth trying of the two sections between which weights travel, root by root."""
-        self._ends = []
-        actor, rollout = (self._spans(op, np.arange(len(self.roots.variant))) for op in SENT)
-        for root in range(len(self.roots.variant)):
-            spans = [(int(first[root]), int(last[root])) for first, last in (actor, rollout)]
-            where = [self.roots.sizes[root, self.roots.family.pool_of[op]] for op in SENT]
-            variant = self.roots.family.variants[self.roots.variant[root], :3]
-            pools = [self.roots.family.case.pools[self.roots.family.pool_of[op]] for op in SENT]
-            trained = Op.OLD_LOGPROB in self.sections
-            key = (*spans, *where, *variant.tolist(), pools[0] == pools[1], pools[0][1], pools[1][1], trained)
+    def _meet(self, block: Block) -> Float:
+        """Find what is worth trying of the two sections between which weights travel, root by root; the least seconds
+        that weights travel, of each."""
+        pools = [self.family.pool_of[op] for op in SENT]
+        variant = self.family.variants[self.roots.variant[block.root], :3]
+        spans = [column for op in SENT for column in self._spans(op, block)]
+        columns = (*spans, *(block.sizes[:, pool] for pool in pools), *variant.T)
+        first, back = distinct(*columns)
+        groups = [self.family.case.pools[pool][1] for pool in pools]
+        trained = Op.OLD_LOGPROB in self.sections
+        ends = list[Ends]()
+        for row in first.tolist():
+            key = (*(int(column[row]) for column in columns), pools[0] == pools[1], *groups, trained)
             if key not in self.tables.ends:
-                self.tables.ends[key] = self._ends_of(root, spans, trained)
-            self._ends.append(self.tables.ends[key])
+                self.tables.ends[key] = self._ends_of(int(block.root[row]), trained)
+            ends.append(self.tables.ends[key])
         for op, name in zip(SENT, ("actor", "rollout"), strict=True):
-            menus = [getattr(ends, name) for ends in self._ends]
+            menus = [getattr(one, name) for one in ends]
             edges = np.concatenate([[0], np.cumsum([len(menu) for menu in menus])])
-            self._menu[op], self._place[op] = np.concatenate(menus), np.stack([edges[:-1], edges[1:]])
-        self._floors = np.concatenate([ends.floors for ends in self._ends])
+            self._menu[op] = np.concatenate(menus)
+            self._place[op] = np.zeros_like(self._range[op])
+            self._place[op][:, block.root] = np.stack([edges[:-1], edges[1:]])[:, back]
+        self._floors = np.concatenate([one.floors for one in ends])
+        return np.array([one.floor for one in ends])[back]
 
-    def _ends_of(self, root: int, spans: list[tuple[int, int]], trained: bool) -> Ends:
-        options = [np.arange(*span) for span in spans]
+    def _ends_of(self, root: int, trained: bool) -> Ends:
+        options = [np.arange(*self._range[op][:, root].tolist()) for op in SENT]
         fronts = [self._front(op, bool(self._apart(op, np.array([root]))[0])) for op in SENT]
         parts = [front.take(some) for front, some in zip(fronts, options, strict=True)]
         (one, a), (other, b) = (np.unique(part.kind, return_index=True, return_inverse=True)[1:] for part in parts)

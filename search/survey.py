@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from analytic.bounds import devices_of_group
 from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
-from analytic.estimate import concatenate as together
 from analytic.fit import setup
 from analytic.money import HOUR_S, price_per_step
+from analytic.setup import Setup
 from ir.backend import Backend
 from ir.batch import PlanBatch, batch_of, concatenate
 from ir.cluster import Cluster
@@ -22,27 +22,30 @@ from ir.errors import InputError
 from ir.job import Job, with_limits
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
-from search.optimum import is_in, optimum, ranking
+from search.optimum import Optimum, is_in, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
-from search.shortlist import shortlist
 from space.axes import Space
 from space.build import default_space
 from space.enumerate import LegalPlans, LegalSpace, enumerate_legal, legal_space
+from space.neighbours import neighbours_in
 from space.presets import presets
 
 __all__ = ["MODEL_VERSION", "Survey", "survey"]
 
 LISTED = 300_000
-"""Legal plans up to which all are listed and priced; of a larger space, those of a shortlist."""
+"""Legal plans up to which all are listed and priced; of a larger space, the best with those around it."""
 
-PROOF_S = 10.0
-"""Processor seconds that may go into the proof that no other plan is faster."""
+PROOF_WORK = 40_000_000
+"""Partial plans that may be looked at to prove that no other plan is faster."""
+
+AROUND = 6
+"""Plans whose neighbours are priced too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """Legal plans with their price: all of them, or a shortlist of a large space."""
+    """Legal plans with their price: all of them, or of a large space the best with those around it."""
 
     job: Job
     cluster: Cluster
@@ -133,13 +136,7 @@ class Survey:
         order = order[self.fits[order]]
         if self.job.document.objective == "pareto":
             order = order[_first_of_front(self._devices[order], staleness[order])]
-        found: dict[bytes, int] = {}
-        for row in order:
-            seconds = np.append(self.estimate.stage_seconds[row], self.step_seconds[row])
-            found.setdefault(np.round(seconds, 4).tobytes(), int(row))
-            if len(found) == count:
-                break
-        return list(found.values())
+        return _unlike(self.estimate, order, count)
 
     @cached_property
     def _devices(self) -> NDArray[np.int64]:
@@ -181,7 +178,7 @@ def survey(
         plans, proved = enumerate_legal(space, setting), True
         priced = estimate_blocks(job, plans.batch, cluster)
     else:
-        priced, proved = _shortlisted(legal, job, cluster)
+        priced, proved = _searched(legal, job, cluster)
         plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
     return Survey(
         job=job,
@@ -219,24 +216,43 @@ def _parts(legal: LegalSpace) -> list[LegalSpace]:
     return [legal_space(legal.space, replace(setting, job=with_limits(setting.job, limits))) for limits in wanted]
 
 
-def _shortlisted(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, bool]:
-    """Plans of a shortlist, presets and the best plan that is found from there; whether that is proved the best."""
-    s = setup(job, cluster)
-    named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
-    found = [batch for batch in (shortlist(part, s) for part in _parts(legal)) if len(batch)]
+def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, bool]:
+    """The best plan with those priced on the way to it, presets, and neighbours of the best few; and whether it is
+    proved the best."""
+    s, parts = setup(job, cluster), _parts(legal)
+    named = batch_of([plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)])
+    found = [(part, best) for part in parts if (best := _best(part, s, PROOF_WORK // len(parts)))]
     if not found:
-        raise InputError(
-            "job", "must have a plan that fits in memory on this cluster", f"{legal.num_plans:,} too large"
-        )
-    priced = estimate_blocks(job, _distinct(legal, concatenate([*found, batch_of(named)])), cluster)
-    if job.document.objective != "step_time":
-        return priced, False
-    order = ranking(s, priced)
-    known = priced.batch.take(order[:1]) if len(order) else None
-    best = optimum(legal, s, known=known, most_s=PROOF_S)
-    if len(order) and best.seconds[0] >= priced.step_seconds[order[0]]:
-        return priced, best.proved
-    return together([priced, best.best]), best.proved
+        rule = "must have a plan that fits in memory on this cluster and is found in time"
+        raise InputError("job", rule, f"{legal.num_plans:,} legal ones")
+    around = [
+        neighbours_in(part, best.priced.batch.take(np.array([row])))
+        for part, best in found
+        for row in _unlike(best.priced, ranking(s, best.priced), max(AROUND // len(parts), 1))
+    ]
+    batch = concatenate([*(best.priced.batch for _, best in found), named, *around])
+    proved = job.document.objective == "step_time" and found[0][1].proved
+    return estimate_blocks(job, _distinct(legal, batch), cluster), proved
+
+
+def _best(legal: LegalSpace, s: Setup, most_work: int) -> Optimum | None:
+    """The best plan of a space; None if none fits."""
+    if legal.num_plans == 0:
+        return None
+    try:
+        return optimum(legal, s, most_work=most_work)
+    except InputError:
+        return None
+
+
+def _unlike(found: Estimate, order: NDArray[np.intp], count: int) -> list[int]:
+    """The first few rows, in an order, that the model can tell apart."""
+    rows, steps = dict[bytes, int](), found.step_seconds
+    for row in order.tolist():
+        rows.setdefault(np.round(np.append(found.stage_seconds[row], steps[row]), 4).tobytes(), row)
+        if len(rows) == count:
+            break
+    return list(rows.values())
 
 
 def _distinct(legal: LegalSpace, batch: PlanBatch) -> PlanBatch:

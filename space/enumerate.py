@@ -7,10 +7,11 @@ gathers from the tables.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from itertools import product
+from itertools import accumulate, product
 from math import prod
 
 import numpy as np
@@ -60,6 +61,7 @@ class LegalSpace:
     _pool_counts: dict[PoolCase, dict[int, int]] = field(default_factory=dict)
     _totals: dict[tuple[PoolCase, ...], dict[Sizes, int]] = field(default_factory=dict)
     _in_group: dict[tuple[PoolCase, ...], dict[int, int]] = field(default_factory=dict)
+    _up_to: dict[tuple[PoolCase, ...], tuple[list[int], list[int]]] = field(default_factory=dict)
 
     @property
     def num_structures(self) -> int:
@@ -99,12 +101,11 @@ class LegalSpace:
     def count(self, case: Case) -> int:
         """Plans of one structure: the product of the pools' counts, summed over sizes that fit together."""
         pools = [self.pool_case(pool, case) for pool in case.pools]
-        groups = range(len(self.setting.groups))
-        parts = [self._count_in_group(tuple(pool for pool in pools if pool[0][1] == group)) for group in groups]
+        groups = [tuple(pool for pool in pools if pool[0][1] == group) for group in range(len(self.setting.groups))]
         # Groups share nothing but the sum of their devices.
         if not self._is_bounded:
-            return prod(sum(part.values()) for part in parts)
-        totals = reduce(_convolved, parts)
+            return prod(self._number_in_group(members) for members in groups)
+        totals = reduce(_convolved, [self._count_in_group(members) for members in groups])
         sums = np.array(list(totals), dtype=np.int64)
         kept = self.setting.job.limits.allows(sums, self.setting.num_devices)
         return sum(count for count, good in zip(totals.values(), kept.tolist(), strict=True) if good)
@@ -124,6 +125,19 @@ class LegalSpace:
             both = _convolved(self.counts_by_size(pools[-1]), self._count_in_group(pools[:-1]))
             self._in_group[pools] = {used: count for used, count in both.items() if used <= room}
         return self._in_group[pools]
+
+    def _number_in_group(self, pools: tuple[PoolCase, ...]) -> int:
+        """Plans of pools that share a group of devices, however many they use."""
+        if not pools:
+            return 1
+        if pools[:-1] not in self._up_to:
+            before = sorted(self._count_in_group(pools[:-1]).items())
+            self._up_to[pools[:-1]] = [used for used, _ in before], [0, *accumulate(count for _, count in before)]
+        used, sums = self._up_to[pools[:-1]]
+        room = self.setting.groups[pools[-1][0][1]].count
+        return sum(
+            count * sums[bisect_right(used, room - size)] for size, count in self.counts_by_size(pools[-1]).items()
+        )
 
     def _allowed(self, pools: tuple[PoolCase, ...]) -> dict[Sizes, int]:
         """Plans of a structure by the devices used of each group, where the job's limits allow their sum."""

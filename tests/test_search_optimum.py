@@ -158,10 +158,10 @@ def test_any_known_plan_is_improved_to_the_best(name: str) -> None:
         assert found.seconds[0] == pytest.approx(priced.step_seconds[order[0]], rel=1e-9)
 
 
-def test_without_time_the_known_plan_is_given_back_unproved() -> None:
+def test_without_work_the_known_plan_is_given_back_unproved() -> None:
     legal, s = world("ppo, pools")
     known = legal.factor(0, tuple(1 for _ in legal.cases[0][0].pools)).plans(np.zeros(1, dtype=np.int64))
-    found = optimum(legal, s, known=known, most_s=0.0)
+    found = optimum(legal, s, known=known, most_work=0)
     assert not found.proved
     assert len(found.best.batch) == 1
     assert found.best.batch.plan(0) == known.plan(0)
