@@ -215,11 +215,11 @@ def _level_seconds(levels: Levels, index: int, op: Kind, size: Float, here: Int,
     return np.asarray(np.minimum(ring, _tree(level, wire, here)) if op == "all_reduce" else ring)
 
 
-def _tree(level: Level, wire: Float, nodes: int) -> Float:
+def _tree(level: Level, wire: Float, nodes: Int) -> Float:
     """An all-reduce of few bytes goes up a tree of nodes and down again, a message for each generation, in packets that
     carry their own flags and need no handshake but reach a part of the bandwidth."""
     share = float(kernel_facts()["tree"]["share"])
-    return np.asarray(2.0 * float(np.log2(nodes)) * level.latency_s + wire / share)
+    return np.asarray(2.0 * np.log2(nodes) * level.latency_s + wire / share)
 
 
 def _ring_latency(op: Kind, nodes: Int, inside: Int) -> Float:
