@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.backend import Backend, Follower
-from ir.batch import PlanBatch
+from ir.batch import HOME, PlanBatch
+from ir.plan import SECTIONS, Pass
 from ir.setting import Breach, Mask
 
 MICRO = ("micro_batch", "micro_tokens")
@@ -33,22 +34,35 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
 
 
 def _message(follower: Follower, name: str, backend: Backend) -> str:
-    what = {
-        "zero": f"must be 3 exactly if {follower.leader}.zero is",
-        "unit": f"must be above 0 exactly if {follower.leader}.micro_tokens is",
-    }
-    return (
-        f"{what.get(name, f'must be that of {follower.leader}')} for the backend {backend.name!r}, "
-        "which runs both on one engine"
-    )
+    what = f"must be that of {follower.leader}"
+    if name == "zero" and _is_pass(follower):
+        what = f"must be 3 exactly if {follower.leader}.zero is"
+    if name == "dp":
+        what = f"must be what the degrees of {follower.leader} leave of the pool"
+    if name == "unit":
+        what = f"must be above 0 exactly if {follower.leader}.micro_tokens is"
+    return f"{what} for the backend {backend.name!r}, which runs both on one engine"
+
+
+def _is_pass(follower: Follower) -> bool:
+    return SECTIONS[follower.op] is Pass
+
+
+def _wanted(batch: PlanBatch, follower: Follower, name: str) -> NDArray[np.int32]:
+    """A column of the follower as its leader has it."""
+    lead = batch.section(follower.leader)
+    if name == "dp":
+        replica = lead["tp"].astype(np.int64) * lead["pp"] * lead["cp"]
+        return np.asarray(batch[f"devices.{HOME[follower.op]}"] // np.maximum(replica, 1), dtype=np.int32)
+    if name == "zero" and _is_pass(follower):
+        return np.where(lead["zero"] == 3, 3, 0).astype(np.int32)
+    return lead[name]
 
 
 def _differs(batch: PlanBatch, follower: Follower, name: str) -> Mask:
-    if name == "zero":
-        return np.asarray((batch[f"{follower.op}.zero"] == 3) != (batch[f"{follower.leader}.zero"] == 3))
     if name == "unit":
         return _unlike_units(batch, follower)
-    return np.asarray(batch[f"{follower.op}.{name}"] != batch[f"{follower.leader}.{name}"])
+    return np.asarray(batch[f"{follower.op}.{name}"] != _wanted(batch, follower, name))
 
 
 def _unlike_units(batch: PlanBatch, follower: Follower) -> Mask:
@@ -67,11 +81,9 @@ def follow(batch: PlanBatch, backend: Backend | None) -> PlanBatch:
 
 def _followed(batch: PlanBatch, follower: Follower) -> Iterator[tuple[str, NDArray[np.int32]]]:
     for name in follower.fields:
-        if name == "zero":
-            yield name, np.where(batch[f"{follower.leader}.zero"] == 3, 3, 0).astype(np.int32)
-        elif name == "unit":
+        if name == "unit":
             unlike = _unlike_units(batch, follower)
             for micro in MICRO:
                 yield micro, np.where(unlike, batch[f"{follower.leader}.{micro}"], batch[f"{follower.op}.{micro}"])
         else:
-            yield name, batch[f"{follower.leader}.{name}"]
+            yield name, _wanted(batch, follower, name)

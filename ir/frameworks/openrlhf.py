@@ -1,0 +1,327 @@
+"""OpenRLHF 0.11.2: which plans its flags can express (openrlhf/cli/train_ppo_ray.py and the trainers it starts).
+
+One set of DeepSpeed flags serves all models, and vLLM's engines take only their tensor
+parallel size and share of memory; the rest is as vLLM has it for an engine of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ir.backend import Backend, Follower, Values, codes
+from ir.batch import FLAGS, ROLES
+from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES, UPDATES_FILL_THE_POOL
+from ir.graph import Op
+from ir.job import Role
+from ir.plan import SECTIONS, Pass
+from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
+
+ENGINE_SEQUENCES, ENGINE_TOKENS = 128, 2048
+"""`max_num_seqs` and `max_num_batched_tokens`, which no flag sets: vLLM's for `AsyncLLMEngine.from_engine_args`
+(SchedulerConfig.DEFAULT_MAX_NUM_SEQS and DEFAULT_MAX_NUM_BATCHED_TOKENS)."""
+
+ESTIMATORS = {
+    "ppo": "gae",
+    "grpo": "group_norm",
+    "dr-grpo": "dr_grpo",
+    "dapo": "group_norm",
+    "gspo": "group_norm",
+    "rloo": "rloo",
+    "reinforce++": "reinforce",
+    "reinforce++-baseline": "reinforce_baseline",
+}
+"""`--algo.advantage.estimator` by algorithm; DAPO filters groups as well and GSPO has its own `actor.policy_loss_type`."""
+
+PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
+_TRAINERS = (*PASSES, *UPDATES)
+_ROLLOUT, _ACTOR = ROLES.index("rollout"), ROLES.index("actor")
+
+_VALUES: Values = {
+    **ONE_KIND_OF_DEVICE,
+    **{f"{kind}.pp": (1,) for kind in ("generate", "pass", "update")},
+    **{f"{kind}.ep": (1,) for kind in ("generate", "pass", "update")},
+    **{"update.vpp": (1,), "update.etp": (1,)},
+    **{f"{kind}.precision": codes("precision", "native") for kind in ("generate", "update")},
+    "generate.prefill_tokens": (ENGINE_TOKENS,),
+    "update.recompute": codes("recompute", "none", "full"),
+    "update.offload": codes("offload", "none", "optimizer"),
+    "sync": codes("sync", "reshard", "broadcast"),
+    # The actor's log-probs are always a pass of their own, and nothing but a verifier works while engines generate.
+    **{flag: (0,) for flag in FLAGS if flag not in ("fusions.reward_with_generation", "fusions.interleave_updates")},
+}
+
+
+def _places(b: Columns, s: Setting) -> dict[str, NDArray[Any]]:
+    return {role: b[f"place.{role}"] for role in ROLES if role in s.roles}
+
+
+def _placed(b: Columns, s: Setting) -> Mask:
+    """Whether flags say where models are: all on one pool (`train.colocate_all`; in asynchronous runs all but the
+    engines), or the reference with the actor or alone, and the reward model with the critic or alone."""
+    place = _places(b, s)
+    with_engines = np.logical_and.reduce([p == _ROLLOUT for p in place.values()])
+    trained = {role: p for role, p in place.items() if role != "rollout"}
+    with_actor = np.logical_and.reduce([p == _ACTOR for p in trained.values()])
+    apart = np.logical_and.reduce([_apart(role, p) for role, p in trained.items()])
+    return np.asarray(with_engines | (with_actor & (b["staleness"] > 0)) | apart)
+
+
+def _apart(role: str, place: NDArray[Any]) -> Mask:
+    """Whether a model is on a pool of its own, or with its only companion."""
+    companion = {"reference": "actor", "reward": "critic"}.get(role, role)
+    return np.asarray((place == ROLES.index(role)) | (place == ROLES.index(companion)))
+
+
+def _verified_at_once(b: Columns, s: Setting) -> Mask:
+    verified = Op.REWARD in s.ops and Role.REWARD not in s.job.models
+    return np.asarray(b["fusions.reward_with_generation"] == int(verified))
+
+
+def _shares_devices(b: Columns) -> Mask:
+    return np.asarray(b["place.critic"] == b["place.actor"])
+
+
+def _updates_at_once(b: Columns, s: Setting) -> Mask | bool:
+    if Role.CRITIC not in s.job.models:
+        return True
+    at_once = _shares_devices(b) & (b["update_actor.offload"] == 0)
+    return np.asarray(b["fusions.interleave_updates"] == at_once)
+
+
+def _sleeps_in_turns(b: Columns, s: Setting) -> Mask | bool:
+    return Role.CRITIC not in s.job.models or np.asarray(_shares_devices(b) | (b["update_actor.offload"] == 0))
+
+
+def _deals_out_as_to_the_actor(b: Columns, s: Setting) -> Mask:
+    """Whether micro-batches by tokens, as many as a multiple of the actor's replicas, are enough for other models'
+    replicas; the critic trains on as many of them in each."""
+    of_actor = b["devices.actor"]
+    enough = of_actor % np.maximum(b["devices.critic"], 1) == 0
+    for role in ("reference", "reward"):
+        enough = enough & (b[f"devices.{role}"] <= of_actor)
+    return np.asarray((b["update_actor.micro_tokens"] == 0) | enough)
+
+
+def _of_job(name: str, holds: Callable[[Setting], bool], message: str) -> Rule:
+    """A rule on the job alone."""
+    return Rule(name=name, path="generate.pool", reads=(), holds=lambda _b, s: holds(s), message=message)
+
+
+def _reference_is_the_actor(s: Setting) -> bool:
+    models = s.job.document.models
+    own, actor = models.reference, models.actor
+    return own is None or (own.name, own.path) == (actor.name, actor.path)
+
+
+def _one_rank(s: Setting) -> bool:
+    ranks = {model.lora_rank for role, model in s.job.models.items() if role in (Role.ACTOR, Role.CRITIC)}
+    return len(ranks) == 1
+
+
+_RULES = (
+    Rule(
+        name="openrlhf-places-models",
+        path="pools",
+        reads=(*(f"place.{role}" for role in ROLES), "staleness"),
+        holds=_placed,
+        message=(
+            "must be one for all models, with staleness above 0 also one for all but the engines, or else have the "
+            "reference with the actor or alone and the reward model with the critic or alone, for OpenRLHF"
+        ),
+    ),
+    Rule(
+        name="openrlhf-verifies-at-once",
+        path="fusions.reward_with_generation",
+        reads=("fusions.reward_with_generation",),
+        holds=_verified_at_once,
+        message="must be true exactly for a verifier, which OpenRLHF calls in its engines' processes",
+    ),
+    # These join structure and sections, so that a space's tables, which a rule that reads sizes is not asked of, still
+    # hold plans that break them.
+    Rule(
+        name="openrlhf-updates-at-once",
+        path="fusions.interleave_updates",
+        reads=("fusions.interleave_updates", "place.critic", "place.actor", "update_actor.offload", "devices.actor"),
+        holds=_updates_at_once,
+        message=(
+            "must be true exactly where actor and critic share devices and update_actor.offload is none, for OpenRLHF "
+            "updates both at the same time unless `ds.enable_sleep` has one wait for the other"
+        ),
+    ),
+    Rule(
+        name="openrlhf-sleeps-in-turns",
+        path="update_actor.offload",
+        reads=("place.critic", "place.actor", "update_actor.offload", "devices.actor"),
+        holds=_sleeps_in_turns,
+        message="must be none with the critic on other devices: `ds.enable_sleep` has OpenRLHF update one after the other",
+    ),
+    Rule(
+        # Lists of micro-batches are cut by async_run_method_batch, and made by split_rollout_samples and
+        # balance_experiences for the actor's replicas.
+        name="openrlhf-deals-out-as-to-the-actor",
+        path="update_actor.micro_tokens",
+        reads=("update_actor.micro_tokens", *(f"devices.{role}" for role in ("actor", "critic", "reference", "reward"))),
+        holds=_deals_out_as_to_the_actor,
+        message=(
+            "must be 0 for OpenRLHF where the reference or the reward model have more devices than the actor, or the "
+            "critic not a part of as many: its micro-batches by tokens are as many as the actor needs"
+        ),
+    ),
+    _of_job(
+        "openrlhf-reference-is-the-actor",
+        _reference_is_the_actor,
+        "the job's models.reference must be that of models.actor for OpenRLHF, which loads `actor.model_name_or_path`",
+    ),
+    _of_job(
+        "openrlhf-one-rank-of-adapters",
+        _one_rank,
+        "the job's critic must have the actor's lora_rank for OpenRLHF, where `ds.lora.rank` is both models'",
+    ),
+    _of_job(
+        "openrlhf-filters-by-a-verifier",
+        lambda s: not s.job.algorithm.dynamic_sampling or Role.REWARD not in s.job.models,
+        "the job must have a verifier for OpenRLHF's dynamic filtering, no reward model",
+    ),
+    _of_job(
+        "openrlhf-abandons-nothing",
+        lambda s: s.job.workload.oversampling == 1.0,
+        "the job's workload.oversampling must be 1 for OpenRLHF, which waits for every response",
+    ),
+)
+
+
+def _replicas(x: Columns, s: Section) -> NDArray[Any]:
+    return np.asarray(np.maximum(x["devices"] // (x["tp"].astype(np.int64) * x["cp"]), 1))
+
+
+def _share(x: Columns, s: Section) -> NDArray[Any]:
+    """Sequences an engine decodes together: its part of one step's, for a step's are all sent before the next's."""
+    engines = np.maximum(x["devices"] // x["tp"], 1)
+    return np.asarray(np.minimum(-(-s.sequences // engines), ENGINE_SEQUENCES))
+
+
+def _as_engines_do(x: Columns, s: Section) -> Mask:
+    share = _share(x, s)
+    return np.asarray((x["concurrency"] <= share) & (2 * x["concurrency"] > share))
+
+
+def _splits(x: Columns, s: Section) -> Mask:
+    """Whether AutoTP divides every layer evenly."""
+    whole = s.shape.moe is None and (s.shape.mla is not None or s.shape.kv_heads % x["tp"] == 0)
+    return np.asarray((x["tp"] == 1) | whole)
+
+
+def _whole_batches(x: Columns, s: Section) -> Mask:
+    return np.asarray((x["micro_batch"] == 0) | (s.sequences % (x["micro_batch"] * _replicas(x, s)) == 0))
+
+
+def _batch_each(x: Columns, s: Section) -> Mask:
+    batches = -(-s.sequences // np.maximum(x["micro_batch"], 1))
+    return np.asarray((x["micro_batch"] == 0) | (batches >= _replicas(x, s)))
+
+
+_LAYOUT_RULES = (
+    UPDATES_FILL_THE_POOL,
+    LayoutRule(
+        name="openrlhf-engines-take-their-share",
+        ops=(Op.GENERATE,),
+        path="concurrency",
+        reads=("concurrency", "devices", "tp"),
+        holds=_as_engines_do,
+        message=(
+            "must be an engine's part of a step's sequences or 128, vLLM's default, if that is less (at most twofold "
+            "below it), for OpenRLHF sends a step's sequences at once and has no flag for it"
+        ),
+    ),
+    LayoutRule(
+        name="openrlhf-divides-tensors-evenly",
+        ops=_TRAINERS,
+        path="tp",
+        reads=("tp",),
+        holds=_splits,
+        message="must be 1 for models with experts and divide the KV heads of others, for DeepSpeed's AutoTP",
+    ),
+    LayoutRule(
+        # _gather_params_ctx of openrlhf/trainer/ray/ppo_actor.py gathers one or the other.
+        name="openrlhf-syncs-one-kind-of-shards",
+        ops=_TRAINERS,
+        path="zero",
+        reads=("tp", "zero"),
+        holds=lambda x, s: (x["tp"] == 1) | (x["zero"] < 3),
+        message="must be below 3 with tp above 1 for OpenRLHF, whose weight sync gathers only one of the two",
+    ),
+    LayoutRule(
+        # get_minimum_num_micro_batch_size multiplies the budget of a device by both degrees.
+        name="openrlhf-budget-of-a-device",
+        ops=_TRAINERS,
+        path="micro_tokens",
+        reads=("tp", "micro_tokens"),
+        holds=lambda x, s: x["micro_tokens"] % x["tp"] == 0,
+        message="must be a multiple of tp for OpenRLHF, whose `max_tokens_per_gpu` counts each of its devices",
+    ),
+    LayoutRule(
+        name="openrlhf-steps-in-whole-micro-batches",
+        ops=UPDATES,
+        path="micro_batch",
+        reads=("dp", "micro_batch"),
+        holds=lambda x, s: (x["micro_batch"] == 0) | (s.sequences % np.maximum(x["micro_batch"] * x["dp"], 1) == 0),
+        message="times dp must divide the sequences of a minibatch, for DeepSpeed accumulates whole micro-batches",
+    ),
+    LayoutRule(
+        name="openrlhf-deals-out-evenly",
+        ops=(Op.OLD_LOGPROB, Op.VALUES),
+        path="micro_batch",
+        reads=("micro_batch", "devices", "tp", "cp"),
+        holds=_whole_batches,
+        message="times the replicas must divide the step's sequences for OpenRLHF, whose replicas train on what they get",
+    ),
+    LayoutRule(
+        name="openrlhf-has-a-batch-for-each",
+        ops=PASSES,
+        path="micro_batch",
+        reads=("micro_batch", "devices", "tp", "cp"),
+        holds=_batch_each,
+        message="must leave every replica a micro-batch for OpenRLHF",
+    ),
+    LayoutRule(
+        # offload_deepspeed_states calls the ZeRO optimizer's offload_states.
+        name="openrlhf-sleeps-with-zero",
+        ops=UPDATES,
+        path="offload",
+        reads=("zero", "offload"),
+        holds=lambda x, s: (x["offload"] == 0) | (x["zero"] > 0),
+        message="must be none with zero 0, for only DeepSpeed's ZeRO optimizers can wait in host memory",
+    ),
+    LayoutRule(
+        # get_eval_ds_config: `offload_param` without stage 3 does nothing.
+        name="openrlhf-offloads-divided-weights",
+        ops=PASSES,
+        path="offload",
+        reads=("zero", "offload"),
+        holds=lambda x, s: (x["offload"] == 0) | (x["zero"] == 3),
+        message="must be none with zero 0, for DeepSpeed keeps only weights that ZeRO divides in host memory",
+    ),
+)
+
+_BATCHES = ("tp", "cp", "zero", "micro_batch", "micro_tokens")
+
+OPENRLHF = Backend(
+    name="openrlhf",
+    what="OpenRLHF 0.11.2: vLLM and DeepSpeed ZeRO with automatic tensor parallelism and ring attention",
+    algorithms=tuple(ESTIMATORS),
+    needs_memory_percent=True,
+    values=_VALUES,
+    rules=_RULES,
+    layout_rules=_LAYOUT_RULES,
+    follows=(
+        Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=(*_BATCHES, "recompute", "offload", "dp")),
+        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=("tp", "cp", "zero", "unit")),
+        Follower(op=Op.VALUES, leader=Op.OLD_LOGPROB, fields=_BATCHES),
+        Follower(op=Op.REFERENCE_LOGPROB, leader=Op.OLD_LOGPROB, fields=_BATCHES),
+        Follower(op=Op.REWARD, leader=Op.OLD_LOGPROB, fields=_BATCHES),
+    ),
+)
