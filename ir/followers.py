@@ -36,7 +36,7 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
 def _message(follower: Follower, name: str, backend: Backend) -> str:
     what = f"must be that of {follower.leader}"
     if name == "zero" and _is_pass(follower):
-        what = f"must be 3 exactly if {follower.leader}.zero is"
+        what = f"must be 3 exactly if {follower.leader}.zero is and there are devices to divide over"
     if name == "dp":
         what = f"must be what the degrees of {follower.leader} leave of the pool"
     if name == "unit":
@@ -51,12 +51,15 @@ def _is_pass(follower: Follower) -> bool:
 def _wanted(batch: PlanBatch, follower: Follower, name: str) -> NDArray[np.int32]:
     """A column of the follower as its leader has it."""
     lead = batch.section(follower.leader)
+    if name not in ("dp", "zero"):
+        return lead[name]
+    # Tensors and layers are divided over so many devices; the others are data or context parallel.
+    divided = np.maximum(lead["tp"].astype(np.int64) * lead["pp"], 1)
+    devices = batch[f"devices.{HOME[follower.op]}"]
     if name == "dp":
-        replica = lead["tp"].astype(np.int64) * lead["pp"] * lead["cp"]
-        return np.asarray(batch[f"devices.{HOME[follower.op]}"] // np.maximum(replica, 1), dtype=np.int32)
-    if name == "zero" and _is_pass(follower):
-        return np.where(lead["zero"] == 3, 3, 0).astype(np.int32)
-    return lead[name]
+        return np.asarray(np.maximum(devices // (divided * np.maximum(lead["cp"], 1)), 1), dtype=np.int32)
+    zero = np.where(lead["zero"] == 3, 3, 0) if _is_pass(follower) else lead["zero"]
+    return np.where(devices > divided, zero, 0).astype(np.int32)
 
 
 def _differs(batch: PlanBatch, follower: Follower, name: str) -> Mask:

@@ -129,8 +129,14 @@ def _batches(p: Production) -> Iterator[Entry]:
     if update.micro_tokens:
         per_device = "over tp: the budget is of each device"
         yield entry("train.dynamic_batch_enable", True, "plan: micro-batches by tokens")
-        yield entry("train.max_tokens_per_gpu", update.micro_tokens // update.tp, f"plan: update_actor.micro_tokens {per_device}")
-        yield entry("rollout.max_tokens_per_gpu", old.micro_tokens // old.tp, f"plan: old_logprob.micro_tokens {per_device}")
+        yield entry(
+            "train.max_tokens_per_gpu",
+            update.micro_tokens // update.tp,
+            f"plan: update_actor.micro_tokens {per_device}",
+        )
+        yield entry(
+            "rollout.max_tokens_per_gpu", old.micro_tokens // old.tp, f"plan: old_logprob.micro_tokens {per_device}"
+        )
     else:
         yield entry("train.micro_batch_size", update.micro_batch, "plan: update_actor.micro_batch")
         yield entry("rollout.micro_batch_size", old.micro_batch, "plan: old_logprob.micro_batch")

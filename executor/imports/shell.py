@@ -67,7 +67,9 @@ def _launched(command: list[str]) -> list[str] | None:
     end = next((i for i, word in enumerate(command) if word in _ENDS), len(command))
     command = command[:end]
     for i, word in enumerate(command):
-        if (i and command[i - 1] in ("-m", "--module")) or word.endswith(".py"):
+        before = command[i - 1] if i else ""
+        # A file may also be what a flag is given, where there is a list of arguments alone.
+        if before in ("-m", "--module") or (word.endswith(".py") and not before.startswith("--")):
             return [word for word in command[i + 1 :] if word not in _REST]
     return None
 

@@ -136,7 +136,9 @@ def check_batches(a: Any) -> None:
         replicas = size(role) // model_parallel
         assert a.train.batch_size % replicas == 0, "replicas do not divide a minibatch"
         if not a.train.dynamic_batch_enable:
-            assert a.train.batch_size % (replicas * a.train.micro_batch_size) == 0, "gradient accumulation is no integer"
+            assert a.train.batch_size % (replicas * a.train.micro_batch_size) == 0, (
+                "gradient accumulation is no integer"
+            )
             assert sequences % (replicas * a.rollout.micro_batch_size) == 0, "replicas get unlike parts"
     for role in frozen:
         assert size(role) % model_parallel == 0, "replicas do not fill their devices"
