@@ -115,7 +115,13 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
     for op in setting.sections:
         options = _section_values(op, setting)
         values |= {f"{op}.{name}": options[name] for name in fields_of(op)}
-    return values
+    return values | _own_values(setting, values)
+
+
+def _own_values(setting: Setting, values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Columns of which the backend has only values that are not usually considered."""
+    supported = setting.backend.by_column if setting.backend is not None else {}
+    return {name: own for name, own in supported.items() if name in values and not set(own) & set(values[name])}
 
 
 def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

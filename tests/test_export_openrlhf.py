@@ -4,66 +4,32 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
+from framework_plans import JOBS, QWEN, changed, drawn, exported, job, setting, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.export.exporters import exporter
-from executor.export.production import Production
 from executor.imports import openrlhf
 from ir.backends import backend
 from ir.batch import batch_of
 from ir.errors import InputError
 from ir.followers import follow
-from ir.job import Algorithm, Job, JobDocument, Limits, Models, ModelSource, Workload, resolve
-from ir.lower import lower
+from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
-from ir.rules import check, legal
-from ir.setting import Setting, setting_of
-from ir.systems import load_cluster
+from ir.rules import check
 from ir.workload import Turns
-from space.build import default_space
-from space.enumerate import LegalSpace, legal_space
-
-QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
 
-def job(name: str = "grpo", *, model: str = QWEN, kl: float = 0.01, critic: bool = False, **workload: Any) -> Job:
-    source = ModelSource(name=QWEN)
-    fields = {"prompts_per_step": 128, "samples_per_prompt": 8, "minibatches": 2}
-    fields |= {"max_prompt_tokens": 1024, "max_response_tokens": 3072}
-    document = JobDocument(
-        name="test",
-        algorithm=Algorithm(name=name, learning_rate=1e-6, kl_coefficient=kl),
-        models=Models(
-            actor=ModelSource(name=model), critic=source if critic else None, reward=source if critic else None
-        ),
-        workload=Workload(**fields | workload),
-        limits=Limits(max_staleness=4),
-    )
-    return resolve(document, Path("."), where="job")
-
-
-def setting(of: Job, cluster: str = "dgx-h100:16") -> Setting:
-    return setting_of(of, load_cluster(cluster), backend("openrlhf"))
-
-
-def exported(of: Job, plan: Plan, cluster: str = "dgx-h100:16") -> str:
-    check(plan, setting(of, cluster))
-    found = Production(plan=plan, rpeg=lower(of, plan), cluster=load_cluster(cluster), notes=("predicted: 9 s",))
-    files = exporter("openrlhf").write(found)
+def script(of: Job, plan: Plan, cluster: str = "dgx-h100:16") -> str:
+    files = exported(of, plan, "openrlhf", cluster)
     assert list(files) == ["run.sh"]
     return files["run.sh"]
 
 
-def flags(script: str) -> dict[str, str]:
-    found = re.search(r"^arguments=\(\n(.*?)^\)$", script, re.MULTILINE | re.DOTALL)
+def flags(text: str) -> dict[str, str]:
+    found = re.search(r"^arguments=\(\n(.*?)^\)$", text, re.MULTILINE | re.DOTALL)
     assert found
     lines = [shlex.split(line, comments=True) for line in found[1].splitlines()]
     return {key.removeprefix("--"): " ".join(values) for key, *values in lines}
@@ -96,9 +62,9 @@ APART = Plan(
 
 
 def test_one_pool() -> None:
-    script = exported(job(), COLOCATED)
-    found = flags(script)
-    assert "# predicted: 9 s\n" in script
+    text = script(job(), COLOCATED)
+    found = flags(text)
+    assert "# predicted: 9 s\n" in text
     assert found["actor.num_nodes"] == found["ref.num_nodes"] == "2"
     assert found["actor.num_gpus_per_node"] == "8"
     assert {key: found[key] for key in found if key.startswith("vllm.")} == {
@@ -123,7 +89,7 @@ def test_one_pool() -> None:
 
 
 def test_pools_of_their_own_and_samples_of_older_weights() -> None:
-    found = flags(exported(job("ppo", critic=True), APART))
+    found = flags(script(job("ppo", critic=True), APART))
     assert "train.colocate_all" not in found and "train.colocate_actor_ref" in found
     assert "train.colocate_critic_reward" in found
     sizes = [found[f"{role}.num_gpus_per_node"] for role in ("actor", "ref", "critic", "reward")]
@@ -139,14 +105,9 @@ def test_pools_of_their_own_and_samples_of_older_weights() -> None:
 
 def test_a_job_without_reference_says_so() -> None:
     of = job(kl=0.0, turns=Turns(mean=3.0))
-    found = flags(exported(of, msgspec.structs.replace(COLOCATED, reference_logprob=None)))
+    found = flags(script(of, msgspec.structs.replace(COLOCATED, reference_logprob=None)))
     assert found["algo.kl.init_coef"] == "0.0" and "ref.num_nodes" not in found
     assert found["train.agent_func_path"] == "path/to/agent_func.py" and "reward.remote_url" not in found
-
-
-def changed(plan: Plan, section: str, **fields: Any) -> Plan:
-    replaced = msgspec.structs.replace(getattr(plan, section), **fields)
-    return msgspec.structs.replace(plan, **{section: replaced})
 
 
 @pytest.mark.parametrize(
@@ -175,14 +136,14 @@ def changed(plan: Plan, section: str, **fields: Any) -> Plan:
 )
 def test_what_it_cannot_run_is_refused(plan: Plan, rule: str) -> None:
     with pytest.raises(InputError, match=rf"\(rule {re.escape(rule)}\)"):
-        check(plan, setting(job(), "dgx-h100:32"))
+        check(plan, setting(job(), "openrlhf", "dgx-h100:32"))
 
 
 def test_the_critic_waits_where_states_sleep() -> None:
     of = job("ppo", critic=True)
     sleeping = changed(changed(APART, "update_actor", offload="optimizer"), "update_critic", offload="optimizer")
     with pytest.raises(InputError, match="openrlhf-sleeps-in-turns"):
-        check(sleeping, setting(of))
+        check(sleeping, setting(of, "openrlhf"))
     with pytest.raises(InputError, match="openrlhf-deals-out-as-to-the-actor"):
         # Twelve devices of the actor are three replicas, the critic's four devices one.
         check(
@@ -190,40 +151,21 @@ def test_the_critic_waits_where_states_sleep() -> None:
                 changed(changed(APART, "update_actor", dp=1), "update_critic", dp=2),
                 pools=(Pool(name="rollout", devices=4), Pool(name="train", devices=4), Pool(name="critic", devices=8)),
             ),
-            setting(of),
+            setting(of, "openrlhf"),
         )
 
 
 # The space
 
 
-JOBS = {
-    "grpo": job(),
-    "ppo": job("ppo", critic=True),
-    "dapo": job("dapo", kl=0.0, useful_groups=0.5),
-    "experts": job("gspo", model="Qwen/Qwen3-30B-A3B", minibatches=1),
-    "rloo": job("rloo", prompts_per_step=96, samples_per_prompt=4),
-}
+RUN = [name for name in JOBS if name != "adapters"]
 
 
-@cache
-def space(name: str, cluster: str) -> LegalSpace:
-    of = setting(JOBS[name], cluster)
-    return legal_space(default_space(of), of)
-
-
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", RUN)
 @pytest.mark.parametrize("devices", [8, 64])
 def test_the_space_has_plans_that_it_runs(name: str, devices: int) -> None:
-    assert space(name, f"dgx-h100:{devices}").num_plans > 0
-    assert drawn(name, f"dgx-h100:{devices}", 0)
-
-
-def drawn(name: str, cluster: str, seed: int) -> list[Plan]:
-    found = space(name, cluster)
-    batch = follow(found.sample(64, np.random.default_rng(seed)), found.setting.backend)
-    batch = batch.take(legal(batch, found.setting))
-    return [batch.plan(row) for row in range(len(batch))]
+    assert space(name, "openrlhf", f"dgx-h100:{devices}").num_plans > 0
+    assert drawn(name, "openrlhf", f"dgx-h100:{devices}", 0)
 
 
 def as_read(plan: Plan, of: Job) -> Plan:
@@ -233,13 +175,11 @@ def as_read(plan: Plan, of: Job) -> Plan:
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.sampled_from(list(JOBS)), st.sampled_from(["dgx-h100:8", "dgx-h100:16", "dgx-h100:64"]), st.integers(0, 10**6)
-)
+@given(st.sampled_from(RUN), st.sampled_from(["dgx-h100:8", "dgx-h100:16", "dgx-h100:64"]), st.integers(0, 10**6))
 def test_what_is_written_is_read_again(name: str, cluster: str, seed: int) -> None:
     of = JOBS[name]
-    for plan in drawn(name, cluster, seed)[:8]:
-        found = openrlhf.read(exported(of, plan, cluster), where="run.sh")
+    for plan in drawn(name, "openrlhf", cluster, seed)[:8]:
+        found = openrlhf.read(script(of, plan, cluster), where="run.sh")
         assert found.plan == as_read(plan, of)
         assert found.devices == plan.num_devices
         workload = msgspec.structs.replace(of.workload, lengths=found.job.workload.lengths)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from analytic.estimate import estimate
+from executor.imports.importers import importer
 from ir.batch import batch_of
 from ir.job import resolve
 from ir.rules import check
@@ -22,7 +22,7 @@ CONFIGS = sorted(path for path in PUBLIC.glob("*/*") if path.is_file())
 @pytest.mark.parametrize("path", CONFIGS, ids=[f"{path.parent.name}/{path.stem}" for path in CONFIGS])
 def test_a_public_configuration_is_read_and_priced(path: Path) -> None:
     """A folder has the name of its framework's importer."""
-    found = import_module(f"executor.imports.{path.parent.name}").read(path.read_text(), where=path.name)
+    found = importer(path.parent.name)(path.read_text(), where=path.name)
     assert found.plan.num_devices <= found.devices == found.nodes * found.per_node
     job, cluster = resolve(found.job, path.parent, where=path.name), load_cluster(f"dgx-h100:{found.devices}")
     check(found.plan, setting_of(job, cluster), where=path.name)

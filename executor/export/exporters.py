@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import openrlhf
+from executor.export import openrlhf, trl
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -26,6 +26,7 @@ class Exporter:
 
 _ALL: tuple[Exporter, ...] = (
     Exporter(name="openrlhf", what="OpenRLHF 0.11.2, flags", backend="openrlhf", write=openrlhf.write),
+    Exporter(name="trl", what="TRL 1.16.0, GRPO and accelerate YAML", backend="trl", write=trl.write),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}

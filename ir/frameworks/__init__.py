@@ -2,5 +2,6 @@
 
 from ir.backend import Backend
 from ir.frameworks.openrlhf import OPENRLHF
+from ir.frameworks.trl import TRL
 
-FRAMEWORKS: tuple[Backend, ...] = (OPENRLHF,)
+FRAMEWORKS: tuple[Backend, ...] = (OPENRLHF, TRL)
