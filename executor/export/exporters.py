@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import openrlhf, trl
+from executor.export import deepspeed_json, openrlhf, trl
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -25,6 +25,9 @@ class Exporter:
 
 
 _ALL: tuple[Exporter, ...] = (
+    Exporter(
+        name="deepspeed-json", what="DeepSpeed 0.19.8, JSON", backend="deepspeed-json", write=deepspeed_json.write
+    ),
     Exporter(name="openrlhf", what="OpenRLHF 0.11.2, flags", backend="openrlhf", write=openrlhf.write),
     Exporter(name="trl", what="TRL 1.16.0, GRPO and accelerate YAML", backend="trl", write=trl.write),
 )

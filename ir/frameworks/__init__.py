@@ -1,7 +1,8 @@
 """Frameworks for RL post-training, by what their configuration can express of a plan."""
 
 from ir.backend import Backend
+from ir.frameworks.deepspeed_json import DEEPSPEED_JSON
 from ir.frameworks.openrlhf import OPENRLHF
 from ir.frameworks.trl import TRL
 
-FRAMEWORKS: tuple[Backend, ...] = (OPENRLHF, TRL)
+FRAMEWORKS: tuple[Backend, ...] = (DEEPSPEED_JSON, OPENRLHF, TRL)
