@@ -35,8 +35,8 @@ class Follower:
     op: Op
     leader: Op
     fields: tuple[str, ...] = (*DEGREES, "zero")
-    """What is the leader's: names of fields, where `zero` of a pass says whether weights are divided (stage 3), `dp` is
-    what the leader's degrees leave of the pool, and `unit` is whether micro-batches are of sequences or of tokens."""
+    """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `stage` how far,
+    `dp` is what its degrees leave of the pool, and `unit` whether micro-batches are counted in sequences or tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ir.backend import Backend, Follower
 from ir.batch import HOME, PlanBatch
-from ir.plan import SECTIONS, Pass
 from ir.setting import Breach, Mask
 
 MICRO = ("micro_batch", "micro_tokens")
@@ -24,7 +23,7 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
     for follower in backend.follows:
         both = batch.has(follower.op) & batch.has(follower.leader)
         for name in follower.fields:
-            field = "micro_tokens" if name == "unit" else name
+            field = {"unit": "micro_tokens", "stage": "zero"}.get(name, name)
             yield Breach(
                 name=f"{follower.op}-follows-{follower.leader}",
                 path=f"{follower.op}.{field}",
@@ -34,38 +33,41 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
 
 
 def _message(follower: Follower, name: str, backend: Backend) -> str:
-    what = f"must be that of {follower.leader}"
-    if name == "zero" and _is_pass(follower):
-        what = f"must be 3 exactly if {follower.leader}.zero is and there are devices to divide over"
-    if name == "dp":
-        what = f"must be what the degrees of {follower.leader} leave of the pool"
-    if name == "unit":
-        what = f"must be above 0 exactly if {follower.leader}.micro_tokens is"
-    return f"{what} for the backend {backend.name!r}, which runs both on one engine"
-
-
-def _is_pass(follower: Follower) -> bool:
-    return SECTIONS[follower.op] is Pass
-
-
-def _wanted(batch: PlanBatch, follower: Follower, name: str) -> NDArray[np.int32]:
-    """A column of the follower as its leader has it."""
-    lead = batch.section(follower.leader)
-    if name not in ("dp", "zero"):
-        return lead[name]
-    # Tensors and layers are divided over so many devices; the others are data or context parallel.
-    divided = np.maximum(lead["tp"].astype(np.int64) * lead["pp"], 1)
-    devices = batch[f"devices.{HOME[follower.op]}"]
-    if name == "dp":
-        return np.asarray(np.maximum(devices // (divided * np.maximum(lead["cp"], 1)), 1), dtype=np.int32)
-    zero = np.where(lead["zero"] == 3, 3, 0) if _is_pass(follower) else lead["zero"]
-    return np.where(devices > divided, zero, 0).astype(np.int32)
+    what = {
+        "zero": f"must be 3 exactly if {follower.leader}.zero is",
+        "stage": f"must be {follower.leader}.zero",
+        "dp": f"must be what the degrees of {follower.leader} leave of the pool",
+        "unit": f"must be above 0 exactly if {follower.leader}.micro_tokens is",
+    }
+    return (
+        f"{what.get(name, f'must be that of {follower.leader}')} for the backend {backend.name!r}, "
+        "which runs both on one engine"
+    )
 
 
 def _differs(batch: PlanBatch, follower: Follower, name: str) -> Mask:
+    if name == "zero":
+        return np.asarray((batch[f"{follower.op}.zero"] == 3) != (_stage(batch, follower) == 3))
+    if name == "stage":
+        return np.asarray(batch[f"{follower.op}.zero"] != _stage(batch, follower))
+    if name == "dp":
+        return np.asarray(batch[f"{follower.op}.dp"] != _left(batch, follower))
     if name == "unit":
         return _unlike_units(batch, follower)
-    return np.asarray(batch[f"{follower.op}.{name}"] != _wanted(batch, follower, name))
+    return np.asarray(batch[f"{follower.op}.{name}"] != batch[f"{follower.leader}.{name}"])
+
+
+def _stage(batch: PlanBatch, follower: Follower) -> NDArray[np.int32]:
+    """The leader's ZeRO stage; 0 where the follower's pool has no further devices to divide over."""
+    lead, devices = batch.section(follower.leader), batch[f"devices.{HOME[follower.op]}"]
+    return np.where(devices > lead["tp"].astype(np.int64) * lead["pp"], lead["zero"], 0).astype(np.int32)
+
+
+def _left(batch: PlanBatch, follower: Follower) -> NDArray[np.int32]:
+    """Replicas of the leader's degrees that the follower's pool has room for, at least one."""
+    lead, devices = batch.section(follower.leader), batch[f"devices.{HOME[follower.op]}"]
+    replica = np.maximum(lead["tp"].astype(np.int64) * lead["pp"] * lead["cp"], 1)
+    return np.asarray(np.maximum(devices // replica, 1), dtype=np.int32)
 
 
 def _unlike_units(batch: PlanBatch, follower: Follower) -> Mask:
@@ -84,9 +86,15 @@ def follow(batch: PlanBatch, backend: Backend | None) -> PlanBatch:
 
 def _followed(batch: PlanBatch, follower: Follower) -> Iterator[tuple[str, NDArray[np.int32]]]:
     for name in follower.fields:
-        if name == "unit":
+        if name == "zero":
+            yield name, np.where(_stage(batch, follower) == 3, 3, 0).astype(np.int32)
+        elif name == "stage":
+            yield "zero", _stage(batch, follower)
+        elif name == "dp":
+            yield name, _left(batch, follower)
+        elif name == "unit":
             unlike = _unlike_units(batch, follower)
             for micro in MICRO:
                 yield micro, np.where(unlike, batch[f"{follower.leader}.{micro}"], batch[f"{follower.op}.{micro}"])
         else:
-            yield name, _wanted(batch, follower, name)
+            yield name, batch[f"{follower.leader}.{name}"]

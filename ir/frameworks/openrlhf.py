@@ -193,6 +193,7 @@ _RULES = (
 )
 
 _BATCHES = ("tp", "cp", "zero", "micro_batch", "micro_tokens")
+_TRAINED = ("tp", "cp", "stage", "micro_batch", "micro_tokens")
 
 OPENRLHF = Backend(
     name="openrlhf",
@@ -203,7 +204,7 @@ OPENRLHF = Backend(
     rules=_RULES,
     layout_rules=LAYOUT_RULES,
     follows=(
-        Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=(*_BATCHES, "recompute", "offload", "dp")),
+        Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=(*_TRAINED, "recompute", "offload", "dp")),
         Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=("tp", "cp", "zero", "unit")),
         Follower(op=Op.VALUES, leader=Op.OLD_LOGPROB, fields=_BATCHES),
         Follower(op=Op.REFERENCE_LOGPROB, leader=Op.OLD_LOGPROB, fields=_BATCHES),
