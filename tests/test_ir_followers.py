@@ -86,3 +86,30 @@ def _broken(plan: Plan) -> list[str]:
     with pytest.raises(InputError) as error:
         check(plan, SETTING)
     return [error.value.rule]
+
+
+ONE_TRAINER = Backend(
+    name="one-trainer",
+    what="a trainer with one set of degrees for all models",
+    values={},
+    follows=(Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=("tp", "pp", "cp", "stage", "dp")),),
+)
+PPO = load_job(FOLDER / "ppo-70b" / "job.toml")
+
+
+def test_an_update_may_have_its_leaders_stage_and_the_replicas_that_are_left():
+    cluster = load_cluster("dgx-h100:256")
+    plan = presets(setting_of(PPO, cluster))["openrlhf-separate"]
+    assert plan.update_critic is not None
+    devices = plan.devices_of(plan.update_critic.pool)
+    followed = follow(batch_of([changed(plan, update_actor={"tp": 2, "cp": 2, "zero": 1})]), ONE_TRAINER)
+    columns = [int(followed[f"update_critic.{name}"][0]) for name in ("tp", "cp", "zero", "dp")]
+    assert columns == [2, 2, 1, devices // 4]
+    with pytest.raises(InputError, match=r"update_critic.zero: must be update_actor.zero for the backend"):
+        check(changed(plan, update_critic={"zero": 2}), setting_of(PPO, cluster, ONE_TRAINER))
+
+
+def test_zero_has_nothing_to_divide_over_on_a_device():
+    batch = batch_of([changed(PLAN, update_actor={"zero": 3})])
+    alone = {**batch.columns, "devices.reference": np.array([1], dtype=np.int32)}
+    assert follow(type(batch)(1, alone), ONE_ENGINE)["reference_logprob.zero"].tolist() == [0]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ir.backend import Backend
 from ir.backends import backend
 from ir.batch import COLUMNS, PlanBatch, batch_of
 from ir.errors import InputError
@@ -101,6 +102,12 @@ def test_a_value_off_its_axis_is_refused(plan: Plan, message: str) -> None:
     with pytest.raises(InputError) as caught:
         SPACE.encode(batch_of([plan]))
     assert str(caught.value) == message
+
+
+def test_values_that_only_the_backend_has_are_considered() -> None:
+    own = Backend(name="own", what="an engine", values={"generate.prefill_tokens": (4096,)})
+    found = default_space(Setting(job=JOBS["grpo"], groups=(NODE,), backend=own))
+    assert found.constants["generate.prefill_tokens"] == 4096
 
 
 def test_state_is_divided_among_all_or_in_each_domain() -> None:
