@@ -94,9 +94,9 @@ def parse_allocation(text: str, *, where: str) -> Allocation:
     trainers.sort(key=lambda engine: engine.name not in (None, "actor"))
     if len(servers) != 1 or not trainers:
         raise InputError(where, "must have one engine that generates and one that trains", repr(text))
+    shared = any(servers[0] in group and trainers[0] in group for group in groups)
     if len(trainers) == 1:
         trainers = [replace(trainers[0], name=None)]
-    shared = any(servers[0] in group and trainers[0] in group for group in groups)
     return Allocation(rollout=servers[0], trainers=tuple(trainers), colocated=shared)
 
 

@@ -22,7 +22,7 @@ from ir.plan import SECTIONS, Generate
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
 
 _TRAINERS = tuple(op for op, kind in SECTIONS.items() if kind is not Generate)
-_SIDE = ("critic", "reference")
+_TRAINED = ("actor", "critic", "reference")
 _FULLY_SHARDED, _SELECTIVE, _DISK = 3, codes("recompute", "selective")[0], codes("sync", "disk")[0]
 
 _VALUES: Values = {
@@ -35,7 +35,6 @@ _VALUES: Values = {
     "update.vpp": (1,),
     "update.zero": (0, 1, _FULLY_SHARDED),
     "update.offload": codes("offload", "none", "all"),
-    # Trainer and servers on the same devices exchange weights through files, which is no resharding in place.
     "sync": codes("sync", "broadcast", "disk"),
     "fusions.reward_with_generation": (1,),
     **{flag: (0,) for flag in FLAGS if flag not in ("fusions.reward_with_generation", "fusions.rollout_logprob")},
@@ -43,9 +42,10 @@ _VALUES: Values = {
 
 
 def _apart_from_servers(b: Columns, s: Setting) -> Mask:
-    """A role that shares devices must have as many workers as its target: one a device, but one a server."""
-    sides = [b[f"place.{role}"] != ROLES.index("rollout") for role in _SIDE if role in s.roles]
-    return np.asarray(np.logical_and.reduce(sides)) if sides else np.ones(1, dtype=bool)
+    """A role that shares devices must have as many workers as its target, and a server is one worker on several
+    devices; what is more, servers that share take new weights from files only, which is no resharding in place."""
+    apart = [b[f"place.{role}"] != ROLES.index("rollout") for role in _TRAINED if role in s.roles]
+    return np.asarray(np.logical_and.reduce(apart))
 
 
 def _capped(b: Columns, s: Setting) -> Mask:
@@ -61,9 +61,9 @@ _RULES = (
     Rule(
         name="areal-servers-run-alone",
         path="pools",
-        reads=tuple(f"place.{role}" for role in _SIDE),
+        reads=tuple(f"place.{role}" for role in _TRAINED),
         holds=_apart_from_servers,
-        message="the critic and the reference must not be on the pool that generates, for AReaL",
+        message="the pool that generates must have no other model on it for AReaL, whose servers share no devices",
     ),
     Rule(
         # RejectionSamplingConfig with action `clamp` on the ratio.

@@ -65,9 +65,9 @@ def check_workers(cfg, found, world):
         else:
             devices += allocation.parallel.world_size
         started[name] = count
-    assert devices == world["devices"], f"engines take {devices} devices of {world['devices']}"
     nodes, per_node = cfg.cluster.n_nodes, cfg.cluster.n_gpus_per_node
-    assert (nodes, per_node) == (world["nodes"], world["per_node"]), "the cluster must be the world's"
+    assert nodes <= world["nodes"] and per_node == world["per_node"], "the cluster must be part of the world"
+    assert devices <= nodes * per_node, f"engines take {devices} devices of {nodes} x {per_node}"
     assert per_node % found["rollout"][1].parallel.tp_size == 0, "a server must lie in a node"
     assert cfg.scheduler.type == ("local" if nodes == 1 else "ray")
     assert all(spec.gpu == 1 for engine, _ in found.values() for spec in engine.scheduling_spec)
