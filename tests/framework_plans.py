@@ -14,6 +14,7 @@ from ir.followers import follow
 from ir.job import Job, JobDocument, Limits, Models, ModelSource, Workload, resolve
 from ir.lower import lower
 from ir.plan import Plan
+from ir.rules import legal
 from ir.setting import setting_of
 from ir.systems import load_cluster
 from space.build import default_space
@@ -53,9 +54,11 @@ def known_job(
 def drawn(job: Job, cluster: str, framework: str, n: int, seed: int = 0) -> list[Plan]:
     """`n` plans that the framework can express."""
     setting = setting_of(job, load_cluster(cluster), backend(framework))
-    batch = legal_space(default_space(setting), setting).sample(n, np.random.default_rng(seed))
+    batch = legal_space(default_space(setting), setting).sample(4 * n + 4, np.random.default_rng(seed))
     followed = follow(batch, setting.backend)
-    return [followed.plan(row) for row in range(n)]
+    kept = np.flatnonzero(legal(followed, setting))[:n]
+    assert len(kept) == n
+    return [followed.plan(row) for row in kept.tolist()]
 
 
 def production(plan: Plan, job: Job, cluster: str) -> Production:

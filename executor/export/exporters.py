@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import areal
+from executor.export import areal, nemo_rl
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -26,6 +26,12 @@ class Exporter:
 
 _ALL: tuple[Exporter, ...] = (
     Exporter(name="areal", what="AReaL 1.0.4: YAML and the command that reads it", backend="areal", write=areal.write),
+    Exporter(
+        name="nemo-rl",
+        what="NeMo-RL of September 2026: YAML on its base configuration",
+        backend="nemo-rl",
+        write=nemo_rl.write,
+    ),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}

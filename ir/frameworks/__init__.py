@@ -2,5 +2,6 @@
 
 from ir.backend import Backend
 from ir.frameworks.areal import AREAL
+from ir.frameworks.nemo_rl import NEMO_RL
 
-FRAMEWORKS: tuple[Backend, ...] = (AREAL,)
+FRAMEWORKS: tuple[Backend, ...] = (AREAL, NEMO_RL)

@@ -186,6 +186,14 @@ _LAYOUT_RULES = (
         message="must be 1 with zero 3, for AReaL's FSDP has no expert parallelism",
     ),
     LayoutRule(
+        name="areal-fsdp-divides-no-expert",
+        ops=UPDATES,
+        path="etp",
+        reads=("etp", "zero"),
+        holds=lambda x, s: ~_sharded(x) | (x["etp"] == 1),
+        message="must be 1 with zero 3, for AReaL's FSDP divides no expert's tensors",
+    ),
+    LayoutRule(
         name="areal-fsdp-recomputes-all",
         ops=UPDATES,
         path="recompute",
