@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -86,3 +88,16 @@ def _broken(plan: Plan) -> list[str]:
     with pytest.raises(InputError) as error:
         check(plan, SETTING)
     return [error.value.rule]
+
+
+def test_what_trains_leaves_the_devices_to_engines_and_only_then():
+    swapping = replace(ONE_ENGINE, follows=(), swaps=(Op.UPDATE_ACTOR,))
+    apart = presets(setting_of(JOB, CLUSTER))["disaggregated-sync"]
+    for plan, wrong, right in ((PLAN, "none", "all"), (PLAN, "optimizer", "all"), (apart, "all", "optimizer")):
+        given = changed(plan, update_actor={"offload": wrong})
+        with pytest.raises(InputError, match="update_actor-waits-for-engines"):
+            check(given, setting_of(JOB, CLUSTER, swapping))
+        followed = follow(batch_of([given]), swapping).plan(0)
+        assert followed == changed(plan, update_actor={"offload": right})
+        check(followed, setting_of(JOB, CLUSTER, swapping))
+    assert follow(batch_of([apart]), swapping).plan(0) == apart

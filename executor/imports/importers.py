@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Protocol
 
-from executor.imports import areal
+from executor.imports import areal, nemo_rl
 from executor.imports.imported import Imported
 from ir.errors import InputError
 
@@ -22,7 +22,7 @@ class Read(Protocol):
         """
 
 
-IMPORTERS: Mapping[str, Read] = {"areal": areal.read}
+IMPORTERS: Mapping[str, Read] = {"areal": areal.read, "nemo-rl": nemo_rl.read}
 
 
 def importer(name: str) -> Read:
