@@ -238,6 +238,12 @@ def test_a_recipe_is_read_over_its_base() -> None:
     assert "policy.max_total_sequence_length: 4096 tokens, 512 of them the longest prompt" in found.assumed
 
 
+def test_copies_of_sharded_weights_are_read() -> None:
+    text = RECIPE.replace("dtensor_cfg: {enabled: false}", "dtensor_cfg: {enabled: true, dp_replicate_size: 4}")
+    plan = read(text.replace("megatron_cfg:\n    enabled: true", "megatron_cfg:\n    enabled: false"), where="x").plan
+    assert (plan.update_actor.dp, plan.update_actor.zero, plan.update_actor.shard) == (32, 3, 8)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

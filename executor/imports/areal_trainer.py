@@ -33,26 +33,36 @@ class Trainer:
     def passing(self, *, offload: bool = False) -> Pass:
         """Its forward passes; `offload` where their weights wait by a setting of their own."""
         away = offload and self.settings.flag(f"{self.key}.offload")
-        degrees = {name: getattr(self.engine, name) for name in ("tp", "pp", "cp", "ep")}
+        sequences, tokens = self._micro(self.workload.sequences)
         return Pass(
             pool=self.pool,
+            tp=self.engine.tp,
+            pp=self.engine.pp,
+            cp=self.engine.cp,
+            ep=self.engine.ep,
             zero=3 if self._zero() >= 2 else 0,
+            micro_batch=sequences,
+            micro_tokens=tokens,
             offload="all" if away else "none",
-            **degrees,
-            **self._micro(self.workload.sequences),
         )
 
     def update(self, *, away: bool = False) -> Update:
         """Its training; `away` where it leaves the devices to the servers in any case."""
-        degrees = {name: getattr(self.engine, name) for name in ("dp", "tp", "pp", "cp", "ep", "etp")}
+        sequences, tokens = self._micro(self.workload.sequences // self.workload.minibatches)
         return Update(
             pool=self.pool,
+            dp=self.engine.dp,
+            tp=self.engine.tp,
+            pp=self.engine.pp,
+            cp=self.engine.cp,
+            ep=self.engine.ep,
+            etp=self.engine.etp,
             zero=self._zero(),
+            micro_batch=sequences,
+            micro_tokens=tokens,
             recompute=self._recompute(),
             offload=self._offload(away),
             precision="fp8" if self._fp8() else "native",
-            **degrees,
-            **self._micro(self.workload.sequences // self.workload.minibatches),
         )
 
     def _flag(self, name: str, default: bool = False) -> bool:
@@ -69,16 +79,17 @@ class Trainer:
         kept = self.settings.get(f"{self.key}.archon.reshard_after_forward_policy") == "never"
         return 2 if kept and engine.kind == "archon" else 3
 
-    def _micro(self, sequences: int) -> dict[str, int]:
-        """Tokens of a device: the budget is a replica's, which context parallelism divides."""
+    def _micro(self, sequences: int) -> tuple[int, int]:
+        """Sequences and tokens of a device, one of them 0: the budget is a replica's, which context parallelism
+        divides."""
         cp, longest = self.engine.cp, self.workload.max_tokens
         budget = self.settings.whole(f"{self.key}.mb_spec.max_tokens_per_mb", 0)
         if budget and budget < longest:
             self.settings.note(f"{self.key}.mb_spec.max_tokens_per_mb", f"{longest}, the longest sequence")
         if budget:
-            return {"micro_tokens": ceil(max(budget, longest) / cp)}
+            return 0, ceil(max(budget, longest) / cp)
         batches = self.settings.whole(f"{self.key}.mb_spec.n_mbs", 1)
-        return {"micro_batch": max(ceil(sequences / self.engine.dp / batches), 1)}
+        return max(ceil(sequences / self.engine.dp / batches), 1), 0
 
     def _recompute(self) -> Literal["none", "selective", "full"]:
         if self.settings.whole(f"{self.key}.megatron.virtual_pipeline_parallel_size", 1) > 1:

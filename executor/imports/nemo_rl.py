@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 from executor.imports.imported import Imported
 from executor.imports.nemo_rl_job import BASES, read_job
@@ -102,7 +103,7 @@ def _plan(s: Settings, job: JobDocument, devices: _Devices) -> Plan:
     )
 
 
-def _offload(s: Settings) -> str:
+def _offload(s: Settings) -> Literal["none", "optimizer"]:
     return "optimizer" if s.flag("policy.offload_optimizer_for_logprob") else "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, Literal
+from typing import Literal
 
 from executor.imports.settings import Settings
 from ir.plan import Pass, Update
@@ -37,26 +37,38 @@ class Workers:
 
     def passing(self, *, offload: Literal["none", "all"] = "none") -> Pass:
         """Their forward passes."""
-        degrees = {name: size for name, size in self._degrees().items() if name not in ("dp", "etp")}
+        degrees, (sequences, tokens) = self._degrees(), self._micro("logprob")
         return Pass(
             pool=self.pool,
+            tp=degrees["tp"],
+            pp=degrees["pp"],
+            cp=degrees["cp"],
+            ep=degrees["ep"],
             zero=3 if self._zero() == 3 else 0,
+            micro_batch=sequences,
+            micro_tokens=tokens,
             offload=offload,
-            **degrees,
-            **self._micro("logprob"),
         )
 
-    def update(self, *, offload: Any) -> Update:
+    def update(self, *, offload: Literal["none", "optimizer", "all"]) -> Update:
         """Their training."""
+        degrees, (sequences, tokens) = self._degrees(), self._micro("train")
         fp8 = self._megatron and self._flag("megatron_cfg.fp8_cfg.enabled")
         return Update(
             pool=self.pool,
+            dp=degrees["dp"],
+            tp=degrees["tp"],
+            pp=degrees["pp"],
+            cp=degrees["cp"],
+            ep=degrees["ep"],
+            etp=degrees["etp"],
             zero=self._zero(),
+            shard=self._shard(),
+            micro_batch=sequences,
+            micro_tokens=tokens,
             recompute=self._recompute(),
             offload="all" if self._flag("dtensor_cfg.cpu_offload") and not self._megatron else offload,
             precision="fp8" if fp8 else "native",
-            **self._degrees(),
-            **self._micro("train"),
         )
 
     @property
@@ -83,6 +95,12 @@ class Workers:
             return 3
         return int(self._flag("megatron_cfg.optimizer.use_distributed_optimizer", True))
 
+    def _shard(self) -> int:
+        """Ranks of a copy, where DTensor keeps several."""
+        copies = self.settings.whole(f"{self.key}.dtensor_cfg.dp_replicate_size", 1)
+        degrees = self._degrees()
+        return degrees["dp"] * degrees["cp"] // copies if copies > 1 and self._zero() == 3 else 0
+
     def _recompute(self) -> Literal["none", "selective", "full"]:
         section = "megatron_cfg" if self._megatron else "dtensor_cfg"
         if not self._flag(f"{section}.activation_checkpointing"):
@@ -90,16 +108,17 @@ class Workers:
         granularity = self.settings.get(f"{self.key}.megatron_cfg.recompute_granularity", "full")
         return "selective" if self._megatron and granularity == "selective" else "full"
 
-    def _micro(self, phase: Literal["train", "logprob"]) -> dict[str, int]:
-        """Sequences, or tokens of a device: the budget is a replica's, which context parallelism divides."""
+    def _micro(self, phase: Literal["train", "logprob"]) -> tuple[int, int]:
+        """Sequences and tokens of a device, one of them 0: the budget is a replica's, which context parallelism
+        divides."""
         s, longest = self.settings, self.workload.max_tokens
         train = s.whole(f"{self.key}.train_micro_batch_size", _MICRO)
         sequences = s.whole(f"{self.key}.logprob_batch_size", train) if phase == "logprob" else train
         for way, default in (("sequence_packing", self.key == "policy"), ("dynamic_batching", False)):
             if self._flag(f"{way}.enabled", default):
                 budget = self._product(f"{self.key}.{way}.{phase}_mb_tokens", longest * sequences)
-                return {"micro_tokens": ceil(max(budget, longest) / self._degrees()["cp"])}
-        return {"micro_batch": sequences}
+                return 0, ceil(max(budget, longest) / self._degrees()["cp"])
+        return sequences, 0
 
     def _product(self, key: str, default: int) -> int:
         """A number of tokens, which the base configuration gives as a product."""
