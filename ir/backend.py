@@ -56,6 +56,9 @@ class Backend:
     """Further conditions on a section."""
     follows: tuple[Follower, ...] = ()
     """Sections whose layout is another's."""
+    swaps: tuple[Op, ...] = ()
+    """Updates whose model always leaves the devices while engines on them generate, and whose weights stay where there
+    are none."""
     needs_memory_percent: bool = False
     """Whether the engine's cache is sized by a share of memory."""
     algorithms: tuple[str, ...] = ()

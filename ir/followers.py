@@ -1,4 +1,4 @@
-"""Sections that a backend runs on the engine of another: what of their layout is that one's.
+"""Sections that a backend runs on the engine of another, or beside engines: what of their layout follows from that.
 
 Tables of a space take each section by itself, so that a space under such a backend still
 holds plans whose sections do not match; `follow` makes them match.
@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.backend import Backend, Follower
-from ir.batch import HOME, PlanBatch
+from ir.batch import CODES, HOME, ROLES, PlanBatch
+from ir.graph import Op
 from ir.setting import Breach, Mask
 
 MICRO = ("micro_batch", "micro_tokens")
+_OPTIMIZER, _ALL = CODES["offload"].index("optimizer"), CODES["offload"].index("all")
 
 
 def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
@@ -30,6 +32,19 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
                 message=_message(follower, name, backend),
                 broken=both & _differs(batch, follower, name),
             )
+    for op in backend.swaps:
+        yield Breach(
+            name=f"{op}-waits-for-engines",
+            path=f"{op}.offload",
+            message=f"must be all exactly if engines share the devices, for the backend {backend.name!r}",
+            broken=batch.has(op) & (batch[f"{op}.offload"] != _waiting(batch, op)),
+        )
+
+
+def _waiting(batch: PlanBatch, op: Op) -> NDArray[np.int32]:
+    """What waits in host memory where a model makes room for engines on its devices, and only there."""
+    shared = batch[f"place.{HOME[op]}"] == ROLES.index("rollout")
+    return np.where(shared, _ALL, np.minimum(batch[f"{op}.offload"], _OPTIMIZER)).astype(np.int32)
 
 
 def _message(follower: Follower, name: str, backend: Backend) -> str:
@@ -81,6 +96,9 @@ def follow(batch: PlanBatch, backend: Backend | None) -> PlanBatch:
         columns = {f"{follower.op}.{name}": column for name, column in _followed(batch, follower)}
         kept = {name: np.where(both, column, batch[name]).astype(np.int32) for name, column in columns.items()}
         batch = PlanBatch(len(batch), {**batch.columns, **kept})
+    for op in backend.swaps if backend is not None else ():
+        waiting = np.where(batch.has(op), _waiting(batch, op), 0).astype(np.int32)
+        batch = PlanBatch(len(batch), {**batch.columns, f"{op}.offload": waiting})
     return batch
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -113,3 +115,16 @@ def test_zero_has_nothing_to_divide_over_on_a_device():
     batch = batch_of([changed(PLAN, update_actor={"zero": 3})])
     alone = {**batch.columns, "devices.reference": np.array([1], dtype=np.int32)}
     assert follow(type(batch)(1, alone), ONE_ENGINE)["reference_logprob.zero"].tolist() == [0]
+
+
+def test_what_trains_leaves_the_devices_to_engines_and_only_then():
+    swapping = replace(ONE_ENGINE, follows=(), swaps=(Op.UPDATE_ACTOR,))
+    apart = presets(setting_of(JOB, CLUSTER))["disaggregated-sync"]
+    for plan, wrong, right in ((PLAN, "none", "all"), (PLAN, "optimizer", "all"), (apart, "all", "optimizer")):
+        given = changed(plan, update_actor={"offload": wrong})
+        with pytest.raises(InputError, match="update_actor-waits-for-engines"):
+            check(given, setting_of(JOB, CLUSTER, swapping))
+        followed = follow(batch_of([given]), swapping).plan(0)
+        assert followed == changed(plan, update_actor={"offload": right})
+        check(followed, setting_of(JOB, CLUSTER, swapping))
+    assert follow(batch_of([apart]), swapping).plan(0) == apart

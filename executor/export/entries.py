@@ -31,7 +31,7 @@ def entry(key: str, value: Any, why: str) -> Entry:
 
 def commented(line: str, why: str) -> str:
     """A line with its comment."""
-    return f"{line:<{WIDTH}}# {why}" if why else line
+    return f"{line:<{WIDTH - 1}} # {why}" if why else line
 
 
 def comments(lines: Iterable[str]) -> Iterator[str]:
@@ -105,8 +105,13 @@ def _yaml(node: dict[str, Any], path: str, why: dict[str, str]) -> Iterator[str]
             yield f"{indent}{key}:"
             yield from _yaml(value, f"{here}.", why)
         else:
-            # A JSON value is a YAML value.
-            yield commented(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}", why.get(here, ""))
+            yield commented(f"{indent}{key}: {_yaml_value(value)}", why.get(here, ""))
+
+
+def _yaml_value(value: Any) -> str:
+    """A JSON value is a YAML value, but for numbers such as 1e-06, which YAML 1.1 reads as text."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
 def as_json(entries: Iterable[Entry]) -> str:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import deepspeed_json, openrlhf, trl
+from executor.export import areal, deepspeed_json, nemo_rl, openrlhf, trl
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -30,6 +30,13 @@ _ALL: tuple[Exporter, ...] = (
     ),
     Exporter(name="openrlhf", what="OpenRLHF 0.11.2, flags", backend="openrlhf", write=openrlhf.write),
     Exporter(name="trl", what="TRL 1.16.0, GRPO and accelerate YAML", backend="trl", write=trl.write),
+    Exporter(name="areal", what="AReaL 1.0.4: YAML and the command that reads it", backend="areal", write=areal.write),
+    Exporter(
+        name="nemo-rl",
+        what="NeMo-RL of September 2026: YAML on its base configuration",
+        backend="nemo-rl",
+        write=nemo_rl.write,
+    ),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Protocol
 
-from executor.imports import openrlhf, trl
+from executor.imports import areal, nemo_rl, openrlhf, trl
 from executor.imports.imported import Imported
 from ir.errors import InputError
 
@@ -22,7 +22,12 @@ class Read(Protocol):
         """
 
 
-IMPORTERS: Mapping[str, Read] = {"openrlhf": openrlhf.read, "trl": trl.read}
+IMPORTERS: Mapping[str, Read] = {
+    "areal": areal.read,
+    "nemo-rl": nemo_rl.read,
+    "openrlhf": openrlhf.read,
+    "trl": trl.read,
+}
 
 
 def importer(name: str) -> Read:

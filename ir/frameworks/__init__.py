@@ -1,8 +1,10 @@
 """Frameworks for RL post-training, by what their configuration can express of a plan."""
 
 from ir.backend import Backend
+from ir.frameworks.areal import AREAL
 from ir.frameworks.deepspeed_json import DEEPSPEED_JSON
+from ir.frameworks.nemo_rl import NEMO_RL
 from ir.frameworks.openrlhf import OPENRLHF
 from ir.frameworks.trl import TRL
 
-FRAMEWORKS: tuple[Backend, ...] = (DEEPSPEED_JSON, OPENRLHF, TRL)
+FRAMEWORKS: tuple[Backend, ...] = (AREAL, DEEPSPEED_JSON, NEMO_RL, OPENRLHF, TRL)
