@@ -30,9 +30,13 @@ _TO_SET = (
 )
 
 
+_CRITIC = "The critic starts from the actor's checkpoint unless --megatron-config-path gives it another."
+
+
 def write(production: Production) -> Files:
     """`run.sh`."""
-    return {"run.sh": _script([*production.header, *_TO_SET], _program(production), list(_entries(production)))}
+    header = [*production.header, *_TO_SET, *([_CRITIC] if production.job.algorithm.uses_critic else [])]
+    return {"run.sh": _script(header, _program(production), list(_entries(production)))}
 
 
 def _script(header: Sequence[str], program: str, entries: Sequence[Entry]) -> str:
@@ -96,7 +100,10 @@ def _checkpoints(production: Production) -> Iterator[Entry]:
         yield entry("hf-checkpoint", "/path/to/fp8/model", f"plan: generate.precision; to be set: {model} in fp8")
     else:
         yield entry("hf-checkpoint", model, "job: models.actor; must be on disk")
-    yield entry("ref-load", "/path/to/torch_dist/model", f"to be set: {model} in Megatron's format")
+    start = production.model(Role.REFERENCE)
+    yield entry("ref-load", "/path/to/torch_dist/model", f"to be set: {start} in Megatron's format")
+    if start != model:
+        yield entry("load", "/path/to/torch_dist/actor", f"to be set: {model} in Megatron's format")
     yield entry("prompt-data", "/path/to/prompts.jsonl", "to be set")
 
 
