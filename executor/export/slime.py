@@ -189,5 +189,7 @@ def _engine(production: Production) -> Iterator[Entry]:
     yield entry("sglang-max-running-requests", engine.concurrency, "plan: generate.concurrency")
     yield entry("sglang-server-concurrency", engine.concurrency, "plan: generate.concurrency")
     yield entry("sglang-context-length", production.job.workload.max_tokens, "job: longest prompt and response")
-    yield entry("sglang-chunked-prefill-size", engine.prefill_tokens or -1, "plan: generate.prefill_tokens")
+    # A chunk is shared with the sequences that decode, a token each.
+    chunk = engine.prefill_tokens + engine.concurrency if engine.prefill_tokens else -1
+    yield entry("sglang-chunked-prefill-size", chunk, "plan: generate.prefill_tokens and a token a sequence")
     yield entry("sglang-enable-mixed-chunk", engine.prefill_tokens > 0, "plan: generate.prefill_tokens")

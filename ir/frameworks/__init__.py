@@ -2,6 +2,7 @@
 
 from ir.backend import Backend
 from ir.frameworks.rlinf import RLINF
+from ir.frameworks.roll import ROLL
 from ir.frameworks.slime import SLIME
 
-FRAMEWORKS: tuple[Backend, ...] = (RLINF, SLIME)
+FRAMEWORKS: tuple[Backend, ...] = (RLINF, ROLL, SLIME)

@@ -9,7 +9,10 @@ import numpy as np
 from ir.frameworks.common import UPDATES
 from ir.graph import Op
 from ir.job import Role
+from ir.plan import SECTIONS, Pass
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
+
+PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
 
 
 def _divides_evenly(x: Columns, s: Section) -> Mask:
@@ -25,6 +28,30 @@ EVEN_MICRO_BATCHES = LayoutRule(
     reads=("dp", "micro_batch"),
     holds=_divides_evenly,
     message="times dp must divide the sequences of a minibatch",
+)
+
+
+def _passes_are_even(x: Columns, s: Section) -> Mask:
+    replicas = np.maximum(x["devices"] // (x["tp"].astype(np.int64) * x["pp"] * x["cp"]), 1)
+    return np.asarray(s.sequences % (replicas * np.maximum(x["micro_batch"], 1)) == 0)
+
+
+EVEN_PASSES = LayoutRule(
+    name="passes-are-even",
+    ops=PASSES,
+    path="micro_batch",
+    reads=("devices", "tp", "pp", "cp", "micro_batch"),
+    holds=_passes_are_even,
+    message="(1 where it packs tokens) times the replicas must divide the sequences of a step",
+)
+
+EVEN_PIPELINE = LayoutRule(
+    name="pipeline-divides-the-layers",
+    ops=(*PASSES, *UPDATES),
+    path="pp",
+    reads=("pp",),
+    holds=lambda x, s: s.shape.layers % x["pp"] == 0,
+    message="must divide the model's layers",
 )
 
 DISTRIBUTED_OPTIMIZER = LayoutRule(

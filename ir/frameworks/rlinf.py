@@ -16,6 +16,8 @@ from ir.frameworks.megatron import (
     CRITIC_LIKE_ACTOR,
     EARLY_REWARD,
     EVEN_MICRO_BATCHES,
+    EVEN_PASSES,
+    EVEN_PIPELINE,
     NO_ADAPTERS,
     NO_REWARD_MODEL,
     ONE_EPOCH,
@@ -25,12 +27,10 @@ from ir.frameworks.megatron import (
 from ir.graph import Op
 from ir.job import Role
 from ir.model import ModelShape
-from ir.plan import SECTIONS, Pass
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
 
 _ONE, _OFF = (1,), (0,)
 _NATIVE = codes("precision", "native")
-_PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
 
 
 def model_type(shape: ModelShape) -> str | None:
@@ -97,14 +97,6 @@ _RULES = (
         message="must be 0 or 1, which is Megatron-LM, beside a critic",
     ),
     LayoutRule(
-        name="pipeline-divides-the-layers",
-        ops=UPDATES,
-        path="pp",
-        reads=("pp",),
-        holds=lambda x, s: s.shape.layers % x["pp"] == 0,
-        message="must divide the model's layers",
-    ),
-    LayoutRule(
         name="tensor-parallel-divides-the-vocabulary",
         ops=UPDATES,
         path="tp",
@@ -112,20 +104,7 @@ _RULES = (
         holds=lambda x, s: s.shape.vocab % x["tp"] == 0,
         message="must divide the model's vocabulary, which is not padded",
     ),
-    LayoutRule(
-        name="passes-are-even",
-        ops=_PASSES,
-        path="micro_batch",
-        reads=("devices", "tp", "pp", "cp", "micro_batch"),
-        holds=lambda x, s: _even(x, s),
-        message="times the replicas must divide the sequences of a step",
-    ),
 )
-
-
-def _even(x: Columns, s: Section) -> Mask:
-    replicas = np.maximum(x["devices"] // (x["tp"].astype(np.int64) * x["pp"] * x["cp"]), 1)
-    return np.asarray((x["micro_batch"] == 0) | (s.sequences % (replicas * np.maximum(x["micro_batch"], 1)) == 0))
 
 
 def _one_pool(b: Columns, s: Setting) -> Mask:
@@ -197,7 +176,7 @@ RLINF = Backend(
         _NO_PENALTY,
         _KNOWN_MODEL,
     ),
-    layout_rules=(WHOLE_NODES, UPDATES_FILL_THE_POOL, EVEN_MICRO_BATCHES, *_RULES),
+    layout_rules=(WHOLE_NODES, UPDATES_FILL_THE_POOL, EVEN_MICRO_BATCHES, EVEN_PASSES, EVEN_PIPELINE, *_RULES),
     follows=(
         Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=("micro_batch", "micro_tokens")),
         Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "unit", "micro_tokens")),
