@@ -105,8 +105,13 @@ def _yaml(node: dict[str, Any], path: str, why: dict[str, str]) -> Iterator[str]
             yield f"{indent}{key}:"
             yield from _yaml(value, f"{here}.", why)
         else:
-            # A JSON value is a YAML value.
-            yield commented(f"{indent}{key}: {json.dumps(value, ensure_ascii=False)}", why.get(here, ""))
+            yield commented(f"{indent}{key}: {_yaml_value(value)}", why.get(here, ""))
+
+
+def _yaml_value(value: Any) -> str:
+    """A JSON value is a YAML value, but for numbers such as 1e-06, which YAML 1.1 reads as text."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
 def as_json(entries: Iterable[Entry]) -> str:

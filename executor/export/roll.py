@@ -119,6 +119,8 @@ def _trained(name: str, update: Update, passing: Pass | None, production: Produc
     workload, fsdp = production.job.workload, update.zero >= 2
     share = workload.sequences // workload.minibatches // update.dp
     micro = update.micro_batch or 1
+    role = Role.CRITIC if name == "critic" else Role.ACTOR
+    yield entry(f"{name}.model_args.model_name_or_path", production.model(role), f"job: models.{role.value}")
     yield entry(f"{name}.model_args.dtype", "fp32" if fsdp else "bf16", "rule: weights that are updated")
     kept = update.recompute == "none"
     yield entry(f"{name}.model_args.disable_gradient_checkpointing", kept, f"{plan}.recompute")
@@ -129,7 +131,7 @@ def _trained(name: str, update: Update, passing: Pass | None, production: Produc
     yield entry(f"{name}.training_args.weight_decay", 0.0, "to be set")
     yield entry(f"{name}.training_args.warmup_steps", 0, "to be set")
     yield entry(f"{name}.training_args.per_device_train_batch_size", micro, f"{plan}.micro_batch; 1 where it packs")
-    accumulated = f"job: sequences of a minibatch over {plan}.dp and the line above"
+    accumulated = f"{plan}.dp: a replica's sequences of a minibatch over the line above"
     yield entry(f"{name}.training_args.gradient_accumulation_steps", share // micro, accumulated)
     if name == "actor_train":
         yield from _data(name)
@@ -205,6 +207,7 @@ def _engine(production: Production) -> Iterator[Entry]:
     engine, workload, name = production.plan.generate, production.job.workload, "actor_infer"
     chunked = engine.prefill_tokens > 0
     budget = engine.prefill_tokens + engine.concurrency if chunked else max(workload.max_tokens, engine.concurrency)
+    yield entry(f"{name}.model_args.model_name_or_path", production.model(Role.ACTOR), "job: models.actor")
     yield entry(f"{name}.model_args.dtype", "bf16", "rule: native precision")
     yield entry(f"{name}.model_args.disable_gradient_checkpointing", True, "rule: no gradients")
     sampling = f"{name}.generating_args"
