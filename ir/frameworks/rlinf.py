@@ -27,6 +27,7 @@ from ir.frameworks.megatron import (
 from ir.graph import Op
 from ir.job import Role
 from ir.model import ModelShape
+from ir.rules_structure import PLACES
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
 
 _ONE, _OFF = (1,), (0,)
@@ -114,7 +115,7 @@ def _one_pool(b: Columns, s: Setting) -> Mask:
 _ONE_POOL = Rule(
     name="one-pool",
     path="pools",
-    reads=tuple(f"place.{role}" for role in ("rollout", "actor", "critic", "reference")),
+    reads=PLACES,
     holds=_one_pool,
     message="must be one: RLinf's disaggregated mode overlaps stages that a plan has one after the other",
 )

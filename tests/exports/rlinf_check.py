@@ -48,9 +48,9 @@ def node(rank: int, count: int) -> NodeInfo:
     return NodeInfo(**{name: value for name, value in fields.items() if NodeInfo.__dataclass_fields__[name].init})
 
 
-def complaints(config: Any, world: Mapping[str, int]) -> Iterator[str]:
+def complaints(config: Any, gpus: int, world: Mapping[str, int]) -> Iterator[str]:
     """What the loaders leave to the cluster."""
-    batch, gpus = config.data.rollout_batch_size * config.algorithm.group_size, world["devices"]
+    batch = config.data.rollout_batch_size * config.algorithm.group_size
     if config.algorithm.adv_type == "grpo" and config.algorithm.group_size < 2:
         yield "grpo needs groups"
     engine = config.rollout.tensor_parallel_size
@@ -113,7 +113,7 @@ def judge(folder: Path) -> str:
                 kind = config[role].training_backend
                 config[role] = getattr(rlinf_config, f"validate_{kind}_cfg")(config[role])
         placement = ModelParallelComponentPlacement(config, World(world))
-        return "; ".join([*complaints(config, world), *([] if placement.is_collocated else ["not collocated"])])
+        return "; ".join([*complaints(config, placement.actor_world_size, world), *([] if placement.is_collocated else ["not collocated"])])
     except Exception as error:  # noqa: BLE001 - whatever the loader raises is its judgement
         return f"{type(error).__name__}: {error}"
 

@@ -59,8 +59,8 @@ def complaints(config: Config, world: Mapping[str, int], known: Classes) -> Iter
         return
     workers = {name: config[name] for name in ("actor_train", "actor_infer", "reference", "critic") if name in config}
     devices = {name: eval(worker["device_mapping"]) for name, worker in workers.items()}
-    if len(set().union(*devices.values())) != world["devices"]:
-        yield f"the roles' devices are not the {world['devices']} of the plan"
+    if max(max(mapped) for mapped in devices.values()) >= world["devices"]:
+        yield f"the roles' devices are not among the {world['devices']} there are"
     for name, worker in workers.items():
         strategy = worker["strategy_args"]["strategy_name"]
         table = strategy.partition("_")[0]

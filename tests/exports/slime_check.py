@@ -68,8 +68,8 @@ def placement_complaints(program: str, f: Mapping[str, Any], world: Mapping[str,
         yield f"no program {program}"
     if program == "train_async.py" and f.get("colocate"):
         yield "train_async.py asserts that nothing is colocated"
-    if (train if f.get("colocate") else train + rollout) != world["devices"] or node != world["per_node"]:
-        yield f"{train} + {rollout} GPUs of nodes of {node} are not those of the plan"
+    if (train if f.get("colocate") else train + rollout) > world["devices"] or node != world["per_node"]:
+        yield f"{train} + {rollout} GPUs of nodes of {node} are more than there are"
     engine, pp, ep = f["rollout-num-gpus-per-engine"], f["sglang-pp-size"], f.get("sglang-ep-size", 1)
     if rollout % engine or engine % pp or (engine // pp) % ep or (engine > node and engine % node):
         yield f"engines of {engine} GPUs in {pp} stages with {ep} parts of experts do not fill {rollout} GPUs"
