@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import rlinf, roll, slime
+from executor.export import rlinf, roll, slime, vllm_args
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -28,6 +28,7 @@ _ALL: tuple[Exporter, ...] = (
     Exporter(name="rlinf", what="RLinf 0.3.0, examples/reasoning", backend="rlinf", write=rlinf.write),
     Exporter(name="roll", what="ROLL 0.3.0, RLVR pipeline", backend="roll", write=roll.write),
     Exporter(name="slime", what="slime v0.3.1, train.py or train_async.py", backend="slime", write=slime.write),
+    Exporter(name="vllm-args", what="vLLM 0.33 engine arguments", backend="vllm-args", write=vllm_args.write),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}
