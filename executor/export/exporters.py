@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import rlinf, roll, slime, vllm_args
+from executor.export import ray_job, rlinf, roll, slime, slurm, vllm_args
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -25,9 +25,11 @@ class Exporter:
 
 
 _ALL: tuple[Exporter, ...] = (
+    Exporter(name="ray-job", what="Ray 2.60 job and KubeRay RayJob", backend=None, write=ray_job.write),
     Exporter(name="rlinf", what="RLinf 0.3.0, examples/reasoning", backend="rlinf", write=rlinf.write),
     Exporter(name="roll", what="ROLL 0.3.0, RLVR pipeline", backend="roll", write=roll.write),
     Exporter(name="slime", what="slime v0.3.1, train.py or train_async.py", backend="slime", write=slime.write),
+    Exporter(name="slurm", what="Slurm batch script with a Ray cluster", backend=None, write=slurm.write),
     Exporter(name="vllm-args", what="vLLM 0.33 engine arguments", backend="vllm-args", write=vllm_args.write),
 )
 
