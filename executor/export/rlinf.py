@@ -104,7 +104,12 @@ def _algorithm(production: Production) -> Iterator[Entry]:
     yield entry("algorithm.adv_type", estimator, "job: algorithm.name")
     baseline = algorithm.name == "reinforce++-baseline"
     yield entry("algorithm.use_reinpp_baseline", baseline, "job: algorithm.name")
-    for key, other in {"gamma": 1, "gae_lambda": 1, "value_clip": 0.2, "normalize_advantages": estimator == "gae"}.items():
+    for key, other in {
+        "gamma": 1,
+        "gae_lambda": 1,
+        "value_clip": 0.2,
+        "normalize_advantages": estimator == "gae",
+    }.items():
         yield entry(f"algorithm.{key}", other, "rule: as its examples")
     yield entry("algorithm.early_stop_imp_ratio", None, "rule: no batch is given up")
     yield entry("algorithm.use_valid_token_scale", False, "rule: as its examples")
@@ -126,7 +131,11 @@ def _rollout(production: Production) -> Iterator[Entry]:
     yield entry("rollout.group_name", "RolloutGroup", "rule: as its examples")
     yield entry("rollout.gpu_memory_utilization", engine.memory_percent / 100, "plan: generate.memory_percent")
     yield from _model_of("rollout", production)
-    for key, value in {"enforce_eager": False, "distributed_executor_backend": "mp", "disable_log_stats": False}.items():
+    for key, value in {
+        "enforce_eager": False,
+        "distributed_executor_backend": "mp",
+        "disable_log_stats": False,
+    }.items():
         yield entry(f"rollout.{key}", value, "rule: as its examples")
     for key, other in {"detokenize": False, "padding": None, "eos": None, "validate_weight": False}.items():
         yield entry(f"rollout.{key}", other, "rule: as its examples")
@@ -230,7 +239,9 @@ def _megatron(role: str, update: Update, production: Production) -> Iterator[Ent
     yield entry(f"{role}.offload_weight", update.offload == "all", f"plan: update_{role}.offload")
     yield entry(f"{role}.offload_grad", update.offload == "all", f"plan: update_{role}.offload")
     model = f"{role}.model"
-    yield entry(f"{model}.megatron_checkpoint", f"/path/to/megatron/{role}", "to be set: the model in Megatron's format")
+    yield entry(
+        f"{model}.megatron_checkpoint", f"/path/to/megatron/{role}", "to be set: the model in Megatron's format"
+    )
     yield entry(f"{model}.precision", "bf16", "rule: native precision")
     yield entry(f"{model}.tensor_model_parallel_size", update.tp, f"plan: update_{role}.tp")
     yield entry(f"{model}.sequence_parallel", update.tp > 1, "rule: with tensor parallelism")

@@ -47,7 +47,9 @@ def _script(header: Sequence[str], program: str, entries: Sequence[Entry]) -> st
             *comments(header),
             "set -euo pipefail",
             "",
-            commented("source /path/to/slime/scripts/models/MODEL.sh", "to be set: gives MODEL_ARGS, the model's sizes"),
+            commented(
+                "source /path/to/slime/scripts/models/MODEL.sh", "to be set: gives MODEL_ARGS, the model's sizes"
+            ),
             "",
             "arguments=(",
             *body,

@@ -44,7 +44,7 @@ def _script(production: Production, found: tuple[Nodes, ...], entrypoint: str) -
     yield "head=${hosts[0]}"
     yield f'on_head() {{ srun {first}--overlap --nodes=1 --ntasks=1 --nodelist="$head" "$@"; }}'
     yield "ip=$(on_head hostname --ip-address | awk '{print $1}')"
-    yield f'export RAY_ADDRESS="$ip:{_PORT}"'
+    yield f'address="$ip:{_PORT}"'
     yield from ("", "# Ray: its head, then the other nodes, which try until the head is there.")
     yield f'on_head ray start --head --node-ip-address="$ip" --port={_PORT}{_devices(found[0])} --block &'
     for index, group in enumerate(found):
@@ -52,9 +52,10 @@ def _script(production: Production, found: tuple[Nodes, ...], entrypoint: str) -
         if others:
             where = ' --exclude="$head"' if index == 0 else ""
             step = f"srun {_component(found, index)}--overlap --nodes={others} --ntasks={others}{where}"
-            start = f"ray start --address=$RAY_ADDRESS{_devices(group)} --block"
+            start = f"ray start --address=$address{_devices(group)} --block"
             yield f'{step} bash -c "until {start}; do sleep 5; done" &'
     yield from ("", "# All nodes must have joined before the command starts.")
+    yield 'export RAY_ADDRESS="$address"'
     alive = "import ray; ray.init(log_to_driver=False); print(sum(n['Alive'] for n in ray.nodes()))"
     yield f'joined() {{ on_head python -c "{alive}"; }}'
     yield f'until [ "$(joined)" = {total} ]; do sleep 5; done'

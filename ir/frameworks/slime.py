@@ -125,7 +125,14 @@ SLIME = Backend(
         REFERENCE_LIKE_ACTOR,
         CRITIC_LIKE_ACTOR,
     ),
-    layout_rules=(_WHOLE_NODES, UPDATES_FILL_THE_POOL, DISTRIBUTED_OPTIMIZER, EVEN_MICRO_BATCHES, _TURNS, _MIXED_CHUNKS),
+    layout_rules=(
+        _WHOLE_NODES,
+        UPDATES_FILL_THE_POOL,
+        DISTRIBUTED_OPTIMIZER,
+        EVEN_MICRO_BATCHES,
+        _TURNS,
+        _MIXED_CHUNKS,
+    ),
     follows=(
         Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=_UPDATE),
         Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, *_MICRO)),

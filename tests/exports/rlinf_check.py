@@ -113,8 +113,13 @@ def judge(folder: Path) -> str:
                 kind = config[role].training_backend
                 config[role] = getattr(rlinf_config, f"validate_{kind}_cfg")(config[role])
         placement = ModelParallelComponentPlacement(config, World(world))
-        return "; ".join([*complaints(config, placement.actor_world_size, world), *([] if placement.is_collocated else ["not collocated"])])
-    except Exception as error:  # noqa: BLE001 - whatever the loader raises is its judgement
+        return "; ".join(
+            [
+                *complaints(config, placement.actor_world_size, world),
+                *([] if placement.is_collocated else ["not collocated"]),
+            ]
+        )
+    except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 

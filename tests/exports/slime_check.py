@@ -125,7 +125,7 @@ def megatron_complaints(f: Mapping[str, Any]) -> Iterator[str]:
     if f.get("sequence-parallel") and tp == 1:
         yield "sequence-parallel needs tensor parallelism"
     virtual, last = "num-layers-per-virtual-pipeline-stage" in f, "decoder-last-pipeline-num-layers" in f
-    if (virtual or last) and pp == 1 or (virtual and last):
+    if ((virtual or last) and pp == 1) or (virtual and last):
         yield "virtual stages or a smaller last stage need a pipeline, and exclude each other"
     full = f.get("recompute-granularity") == "full"
     if full != ("recompute-method" in f) or full != ("recompute-num-layers" in f):
