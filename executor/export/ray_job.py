@@ -1,5 +1,5 @@
-"""Ray 2.60 jobs: `submission.json` for a cluster that runs (`JobSubmissionClient.submit_job(**body)`, `POST /api/jobs/`),
-and `rayjob.yaml` for KubeRay, which starts one."""
+"""Ray 2.60 jobs: `submission.json` for a cluster that runs (`JobSubmissionClient.submit_job(**body)`, or
+`POST /api/jobs/`), and `rayjob.yaml` for KubeRay, which starts one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """RLinf 0.3.0 (RLinf/RLinf), reasoning tasks: `rlinf.yaml` for `examples/reasoning/main_grpo.py`.
 
-Keys are those of `rlinf/config.py` and `examples/reasoning/config`. `data.rollout_batch_size` is prompts, micro-batches are sequences
-of a data-parallel rank, `max_tokens_per_mbs` is tokens of a GPU.
+Keys are those of `rlinf/config.py` and `examples/reasoning/config`. `data.rollout_batch_size` is prompts, micro-batches
+are sequences of a data-parallel rank, `max_tokens_per_mbs` is tokens of a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ROLL 0.3.0 (alibaba/ROLL), RLVR pipeline: `roll.yaml` for `examples/start_rlvr_pipeline.py`.
 
-Keys are those of `roll/configs` and `roll/pipeline/rlvr/rlvr_config.py`; `strategy_config` has mcore_adapter's, FSDP2's or vLLM's.
-`rollout_batch_size` is prompts, batches of a worker are sequences of a data-parallel rank, and a packed length is
-tokens of a replica, which context parallelism divides.
+Keys are those of `roll/configs` and `roll/pipeline/rlvr/rlvr_config.py`; `strategy_config` has mcore_adapter's, FSDP2's
+or vLLM's. `rollout_batch_size` is prompts, batches of a worker are sequences of a data-parallel rank, and a packed
+length is tokens of a replica, which context parallelism divides.
 """
 
 from __future__ import annotations

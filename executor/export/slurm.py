@@ -13,8 +13,8 @@ from executor.export.nodes import ENTRYPOINT, Nodes, label, nodes
 from executor.export.production import Files, Production
 
 _TO_SET = (
-    "Submit with sbatch. Still to be set: partition, account and time as #SBATCH lines, and how an environment with the",
-    "framework is entered (a module, a container of srun) before the first srun.",
+    "Submit with sbatch. Still to be set: partition, account and time as #SBATCH lines, and how an environment with",
+    "the framework is entered (a module, a container of srun) before the first srun.",
 )
 
 _PORT = 6379

@@ -1,8 +1,9 @@
 """RLinf 0.3.0 (RLinf/RLinf), reasoning tasks: Megatron-LM or FSDP, and vLLM, all roles on the same GPUs.
 
 Facts from `rlinf/config.py`, `rlinf/utils/placement.py`, `rlinf/workers/megatron_worker.py`,
-`rlinf/workers/actor/fsdp_actor_worker.py` and `rlinf/runners/reasoning_runner.py` (Apache-2.0). Its disaggregated mode trains on
-sequences while others are still generated and computes old log-probs on GPUs of their own, which no plan says.
+`rlinf/workers/actor/fsdp_actor_worker.py` and `rlinf/runners/reasoning_runner.py` (Apache-2.0). Its disaggregated mode
+trains on sequences while others are still generated and computes old log-probs on GPUs of their own, which no plan
+says.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """slime (THUDM/slime, v0.3.1): Megatron-LM and SGLang, one set of flags.
 
-Facts from `slime/utils/arguments.py`, `slime/backends/megatron_utils/{arguments,actor}.py`, `slime/ray/placement_group.py`,
-`slime/utils/dp_schedule.py`, `train.py` and `train_async.py` (Apache-2.0).
+Facts from `slime/utils/arguments.py`, `slime/backends/megatron_utils/{arguments,actor}.py`,
+`slime/ray/placement_group.py`, `slime/utils/dp_schedule.py`, `train.py` and `train_async.py` (Apache-2.0).
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ def megatron_complaints(part: Any, config: Any, gpus: int, batch: int) -> Iterat
     passes = config.algorithm.logprob_forward_micro_batch_size
     if not config.runner.enable_dynamic_batch_size and batch // replicas % passes:
         yield "micro-batches of passes must divide a replica's sequences"
-    if config.runner.enable_dynamic_batch_size:
-        if config.runner.max_tokens_per_mbs * model.context_parallel_size < config.runner.seq_length:
-            yield "max_tokens_per_mbs x cp must hold the longest sequence"
+    held = config.runner.max_tokens_per_mbs * model.context_parallel_size
+    if config.runner.enable_dynamic_batch_size and held < config.runner.seq_length:
+        yield "max_tokens_per_mbs x cp must hold the longest sequence"
     if (model.tensor_model_parallel_size > 1) != model.sequence_parallel:
         yield "sequence_parallel goes with tensor parallelism"
 
