@@ -1,7 +1,8 @@
 """ROLL 0.3.0 (alibaba/ROLL), the RLVR pipeline: Megatron-LM or FSDP2, and vLLM, each role on GPUs of its choice.
 
 Facts from `roll/configs/{base_config,worker_config}.py`, `roll/pipeline/rlvr/rlvr_pipeline.py`,
-`roll/pipeline/base_worker.py`, `roll/distributed/strategy/fsdp2_strategy.py` and `roll/models/model_providers.py` (Apache-2.0).
+`roll/pipeline/base_worker.py`, `roll/distributed/strategy/fsdp2_strategy.py` and `roll/models/model_providers.py`
+(Apache-2.0).
 """
 
 from __future__ import annotations

@@ -16,4 +16,10 @@ _EXPERTS = LayoutRule(
     message="must be 1 or a multiple of tp: experts are divided over all devices of one or several engines",
 )
 
-VLLM_ARGS = Backend(name="vllm-args", what="vLLM 0.33 engines with any trainer", values={}, layout_rules=(_EXPERTS,))
+VLLM_ARGS = Backend(
+    name="vllm-args",
+    what="vLLM 0.33 engines with any trainer",
+    values={},
+    extras=("update.shard", "update.schedule"),
+    layout_rules=(_EXPERTS,),
+)
