@@ -6,7 +6,19 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.export import areal, deepspeed_json, nemo_rl, openrlhf, trl
+from executor.export import (
+    areal,
+    deepspeed_json,
+    nemo_rl,
+    openrlhf,
+    ray_job,
+    rlinf,
+    roll,
+    slime,
+    slurm,
+    trl,
+    vllm_args,
+)
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -25,18 +37,19 @@ class Exporter:
 
 
 _ALL: tuple[Exporter, ...] = (
-    Exporter(
-        name="deepspeed-json", what="DeepSpeed 0.19.8, JSON", backend="deepspeed-json", write=deepspeed_json.write
-    ),
-    Exporter(name="openrlhf", what="OpenRLHF 0.11.2, flags", backend="openrlhf", write=openrlhf.write),
-    Exporter(name="trl", what="TRL 1.16.0, GRPO and accelerate YAML", backend="trl", write=trl.write),
+    Exporter(name="openrlhf", what="OpenRLHF 0.11.2: a script of flags", backend="openrlhf", write=openrlhf.write),
     Exporter(name="areal", what="AReaL 1.0.4: YAML and the command that reads it", backend="areal", write=areal.write),
+    Exporter(name="nemo-rl", what="NeMo-RL: YAML on its base configuration", backend="nemo-rl", write=nemo_rl.write),
+    Exporter(name="slime", what="slime v0.3.1: a script of flags", backend="slime", write=slime.write),
+    Exporter(name="trl", what="TRL 1.16.0: GRPO and accelerate YAML", backend="trl", write=trl.write),
+    Exporter(name="rlinf", what="RLinf 0.3.0: YAML of its reasoning runner", backend="rlinf", write=rlinf.write),
+    Exporter(name="roll", what="ROLL 0.3.0: YAML of its RLVR pipeline", backend="roll", write=roll.write),
     Exporter(
-        name="nemo-rl",
-        what="NeMo-RL of September 2026: YAML on its base configuration",
-        backend="nemo-rl",
-        write=nemo_rl.write,
+        name="deepspeed-json", what="DeepSpeed 0.19.8: JSON", backend="deepspeed-json", write=deepspeed_json.write
     ),
+    Exporter(name="vllm-args", what="vLLM 0.33: engine arguments", backend="vllm-args", write=vllm_args.write),
+    Exporter(name="ray-job", what="Ray 2.60: a job, and KubeRay's RayJob", backend=None, write=ray_job.write),
+    Exporter(name="slurm", what="Slurm: a batch script with a Ray cluster", backend=None, write=slurm.write),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}
