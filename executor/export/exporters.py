@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from executor.export import verl
 from executor.export.production import Files, Production
 from ir.errors import InputError
 
@@ -23,7 +24,9 @@ class Exporter:
     """Pure. The plan must be legal for the backend."""
 
 
-_ALL: tuple[Exporter, ...] = ()
+_ALL: tuple[Exporter, ...] = (
+    Exporter(name="verl", what="verl 0.9.1: a script of Hydra overrides", backend="verl", write=verl.write),
+)
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}
 

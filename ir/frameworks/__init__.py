@@ -1,5 +1,6 @@
 """Frameworks for RL post-training, by what their configuration can express of a plan."""
 
 from ir.backend import Backend
+from ir.frameworks.verl import VERL
 
-FRAMEWORKS: tuple[Backend, ...] = ()
+FRAMEWORKS: tuple[Backend, ...] = (VERL,)
