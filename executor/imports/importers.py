@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Protocol
 
+from executor.imports import verl
 from executor.imports.imported import Imported
 from ir.errors import InputError
 
@@ -21,7 +22,7 @@ class Read(Protocol):
         """
 
 
-IMPORTERS: Mapping[str, Read] = {}
+IMPORTERS: Mapping[str, Read] = {"verl": verl.read}
 
 
 def importer(name: str) -> Read:

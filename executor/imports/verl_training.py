@@ -79,6 +79,10 @@ def _megatron(layout: Layout, op: Op, engine: str) -> dict[str, int]:
     tp = s.whole(f"{engine}.tensor_model_parallel_size", default=1)
     pp = s.whole(f"{engine}.pipeline_model_parallel_size", default=1)
     etp = s.whole(f"{engine}.expert_tensor_parallel_size", default=tp)
+    if shape.is_moe and etp > 1 and s.given(f"{engine}.expert_tensor_parallel_size")[1] is None:
+        s.note(
+            f"{op}.etp {etp}: Megatron divides experts as it does tensors unless expert_tensor_parallel_size is given"
+        )
     last = s.whole(f"{engine}.override_transformer_config.num_layers_in_last_pipeline_stage", default=0)
     first = s.whole(f"{engine}.override_transformer_config.num_layers_in_first_pipeline_stage", default=0)
     size = -(-shape.layers // pp)
