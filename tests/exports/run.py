@@ -78,9 +78,9 @@ def export(exporter: Exporter, one: Drawn, folder: Path) -> str | None:
         except InputError as error:
             return error.rule.rpartition("(rule ")[2].rstrip(")")
     production = Production(plan=one.plan, rpeg=lower(one.job, one.plan), cluster=one.cluster)
-    for _ in write_exports(production, [exporter], folder.parent / "written"):
+    for _ in write_exports(production, [exporter], folder.parent.parent / "written"):
         pass
-    (folder.parent / "written" / exporter.name).rename(folder)
+    (folder.parent.parent / "written" / exporter.name).rename(folder)
     devices = one.cluster.num_devices
     world = {"nodes": max(devices // production.node, 1), "per_node": min(production.node, devices), "devices": devices}
     (folder / "world.json").write_text(json.dumps(world))
