@@ -65,6 +65,7 @@ JOBS = {
     ),
     "experts": make_job("gspo", "Qwen/Qwen3-30B-A3B", minibatches=1),
     "dapo": make_job("dapo", "Qwen/Qwen2.5-32B"),
+    "uneven": make_job("cispo", "google/gemma-2-2b"),
 }
 
 GENERATE = Generate(pool="all", tp=2, concurrency=256, memory_percent=60, prefill_tokens=7936)
@@ -186,16 +187,16 @@ def test_a_stale_plan_on_pools_of_its_own(tmp_path: Path) -> None:
 
 
 def test_megatron_with_experts_and_a_pipeline(tmp_path: Path) -> None:
-    """48 layers do not divide over 5 stages, and the engines of a replica share their experts."""
+    """Four engines of four devices share their experts; a last stage with fewer layers is said so."""
     degrees: dict[str, Any] = {"pool": "all", "tp": 2, "pp": 2, "cp": 2, "ep": 8}
+    update = Update(**degrees, dp=4, vpp=2, zero=1, micro_batch=4, recompute="selective", offload="all")
     plan = msgspec.structs.replace(
         SYNC,
         pools=(Pool(name="all", devices=32),),
         generate=msgspec.structs.replace(GENERATE, tp=4, ep=16),
         old_logprob=Pass(**degrees, micro_batch=8),
-        update_actor=Update(**degrees, dp=4, vpp=2, etp=2, zero=1, micro_batch=4, recompute="selective", offload="all"),
+        update_actor=update,
     )
-    plan = msgspec.structs.replace(plan, update_actor=msgspec.structs.replace(plan.update_actor, etp=1))
     found = overrides(script(plan, JOBS["experts"], 32), tmp_path)
     assert found["model_engine"] == "megatron"
     expect(
@@ -221,6 +222,15 @@ def test_megatron_with_experts_and_a_pipeline(tmp_path: Path) -> None:
             "megatron.override_transformer_config.recompute_granularity": "selective",
         },
     )
+    stages: dict[str, Any] = {"pool": "all", "pp": 4, "cp": 2}
+    deep = msgspec.structs.replace(
+        SYNC,
+        old_logprob=Pass(**stages, micro_batch=8),
+        update_actor=Update(**stages, dp=2, micro_batch=4, zero=1),
+        pools=(Pool(name="all", devices=16),),
+    )
+    found = overrides(script(deep, JOBS["uneven"], 16), tmp_path)
+    assert found[f"+{A}.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage"] == "5"
 
 
 def test_a_critic_has_what_the_v1_trainer_reads(tmp_path: Path) -> None:
