@@ -36,7 +36,11 @@ class Follower:
     leader: Op
     fields: tuple[str, ...] = (*DEGREES, "zero")
     """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `stage` how far,
-    `dp` is what its degrees leave of the pool, and `unit` whether micro-batches are counted in sequences or tokens."""
+    `kind` whether replicas divide more than the optimizer (stage 2 or 3: fully sharded training; of a pass, weights
+    too), `dp` is what its degrees leave of the pool, and `unit` whether micro-batches are counted in sequences or in
+    tokens."""
+    flag: str = ""
+    """Flag of the plan without which it does not follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

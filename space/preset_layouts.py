@@ -56,6 +56,8 @@ class Style:
     """What waits in host memory while engines of the same pool generate, where all would fit."""
     early_reward: bool = False
     """Whether responses are verified beside the engines, each when it is finished."""
+    frozen_away: bool = False
+    """Whether a frozen model that replicas divide waits in host memory, wherever it runs."""
     context: bool = True
     """Whether sequences can be divided over devices."""
     per_call: bool = False
@@ -127,7 +129,12 @@ def colocated(setting: Setting, style: Style) -> Plan:
     """Everything on all devices; of several groups, the last."""
     group = len(setting.groups) - 1
     pool = Pool(name="all", devices=_devices(setting, group), group=group)
-    return _plan(setting, style, {pool: setting.roles})
+    return _plan(setting, style, {pool: setting.roles}, fusions=_early(setting, style))
+
+
+def _early(setting: Setting, style: Style) -> Fusions:
+    verifier = Op.REWARD in setting.ops and Role.REWARD not in setting.job.models
+    return Fusions(reward_with_generation=style.early_reward and verifier)
 
 
 def apart(
@@ -139,12 +146,10 @@ def apart(
     **ahead: Any,
 ) -> Plan:
     """Generation on a share of the devices, the first that leaves training enough; the roles in `own` share a pool."""
-    verifier = Op.REWARD in setting.ops and Role.REWARD not in setting.job.models
-    fusions = Fusions(reward_with_generation=style.early_reward and verifier)
     for share in shares:
         try:
             pools = _pools(setting, share, own & set(setting.roles))
-            return _plan(setting, style, pools, fusions=fusions, sync="broadcast", **ahead)
+            return _plan(setting, style, pools, fusions=_early(setting, style), sync="broadcast", **ahead)
         except InputError as error:
             failed = error
     raise failed
@@ -309,7 +314,8 @@ def _pass(site: _Site, op: Op, updates: Mapping[str, Update]) -> Pass:
     fits = 2 * _held(shape, tp, pp, ep) <= site.room(op, away=away)
     divided = site.trainer(shape) == "zero" and devices > 1 and (actor.zero == 3 or not fits)
     micro = _micro(site, op, -(-setting.job.workload.sequences * tp * pp * cp // devices), tp, cp)
-    rest: dict[str, Any] = {"zero": 3 if divided else 0, "offload": "all" if away else "none"}
+    waits = away or (style.frozen_away and divided and HOME[op] not in updates and site.device.host)
+    rest: dict[str, Any] = {"zero": 3 if divided else 0, "offload": "all" if waits else "none"}
     return Pass(pool=site.pool.name, tp=tp, pp=pp, cp=cp, ep=ep, **micro, **rest)
 
 

@@ -20,7 +20,9 @@ _GENERIC = Style(percent=OWN_PERCENT)
 _VERL_ALGORITHMS = (
     "ppo", "grpo", "dr-grpo", "dapo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "gspo", "cispo",
 )  # fmt: skip
-_VERL = Style(percent=50, beyond="experts", tokens=16384, algorithms=_VERL_ALGORITHMS)
+_VERL = Style(
+    percent=50, beyond="experts", tokens=16384, early_reward=True, frozen_away=True, algorithms=_VERL_ALGORITHMS
+)
 _OPENRLHF_ALGORITHMS = ("ppo", "grpo", "dr-grpo", "rloo", "reinforce++", "reinforce++-baseline")
 _OPENRLHF = Style(
     trainer="zero", stages=(2, 3), percent=60, beyond="nothing", offload="all", algorithms=_OPENRLHF_ALGORITHMS
@@ -61,7 +63,8 @@ def fully_async(setting: Setting) -> Plan:
 def verl_colocated(setting: Setting) -> Plan:
     """verl 0.9.1, `trainer.v1.trainer_mode=sync` (verl/trainer/config/ppo_trainer.yaml): one pool, FSDP with full
     sharding, or Megatron for experts; `use_dynamic_bsz` with `ppo_max_token_len_per_gpu` 16384,
-    `gpu_memory_utilization` 0.5, no pipeline in engines."""
+    `gpu_memory_utilization` 0.5, no pipeline in engines; rewards are scored as responses finish, and FSDP keeps a
+    reference in host memory (verl/workers/engine/fsdp/transformer_impl.py)."""
     return colocated(setting, _VERL)
 
 
@@ -69,7 +72,7 @@ def verl_separate_async(setting: Setting) -> Plan:
     """verl 0.9.1, `trainer.v1.trainer_mode=separate_async` (verl/trainer/ppo/v1): `sampler.max_off_policy_threshold` 8
     versions or what the job allows, partial rollout always on, `checkpoint_engine.backend=nccl`, a reward model on
     a pool of its own; equal halves as in docs/advance/fully_async.md."""
-    style, own = replace(_VERL, percent=80, early_reward=True), frozenset({"reward"})
+    style, own = replace(_VERL, percent=80), frozenset({"reward"})
     stale = max(min(8, setting.job.limits.max_staleness), 1)
     return apart(setting, style, own=own, staleness=stale, in_flight=True)
 

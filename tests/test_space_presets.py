@@ -153,7 +153,9 @@ def test_only_colocated_frameworks_that_sleep_offload() -> None:
         "real": "none",
     }
     references = {name: plan.reference_logprob for name, plan in found.items() if plan.colocated}
+    # verl's FSDP keeps whatever is not trained in host memory.
     assert {name for name, visit in references.items() if visit is not None and visit.offload == "all"} == {
+        "verl-colocated",
         "openrlhf-colocate-all",
         "nemo-rl-on-policy",
     }
@@ -182,7 +184,7 @@ def test_budgets_of_tokens_hold_the_longest_sequence(
 
 def test_verifiers_run_beside_the_engines_where_rollouts_score_themselves() -> None:
     early = {name for name, plan in presets(GRPO).items() if plan.fusions.reward_with_generation}
-    assert early == {"verl-separate-async", "areal"}
+    assert early == {"verl-colocated", "verl-separate-async", "areal"}
     assert not any(plan.fusions.reward_with_generation for plan in presets(PPO).values())
 
 

@@ -31,7 +31,7 @@ def entry(key: str, value: Any, why: str) -> Entry:
 
 def commented(line: str, why: str) -> str:
     """A line with its comment."""
-    return f"{line:<{WIDTH - 1}} # {why}" if why else line
+    return f"{line:<{WIDTH - 2}}  # {why}" if why else line
 
 
 def comments(lines: Iterable[str]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from executor.export import (
     slime,
     slurm,
     trl,
+    verl,
     vllm_args,
 )
 from executor.export.production import Files, Production
@@ -37,6 +38,7 @@ class Exporter:
 
 
 _ALL: tuple[Exporter, ...] = (
+    Exporter(name="verl", what="verl 0.9.1: a script of Hydra overrides", backend="verl", write=verl.write),
     Exporter(name="openrlhf", what="OpenRLHF 0.11.2: a script of flags", backend="openrlhf", write=openrlhf.write),
     Exporter(name="areal", what="AReaL 1.0.4: YAML and the command that reads it", backend="areal", write=areal.write),
     Exporter(name="nemo-rl", what="NeMo-RL: YAML on its base configuration", backend="nemo-rl", write=nemo_rl.write),

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Protocol
 
-from executor.imports import areal, nemo_rl, openrlhf, trl
+from executor.imports import areal, nemo_rl, openrlhf, trl, verl
 from executor.imports.imported import Imported
 from ir.errors import InputError
 
@@ -23,9 +23,10 @@ class Read(Protocol):
 
 
 IMPORTERS: Mapping[str, Read] = {
+    "verl": verl.read,
+    "openrlhf": openrlhf.read,
     "areal": areal.read,
     "nemo-rl": nemo_rl.read,
-    "openrlhf": openrlhf.read,
     "trl": trl.read,
 }
 

@@ -9,6 +9,7 @@ from ir.frameworks.rlinf import RLINF
 from ir.frameworks.roll import ROLL
 from ir.frameworks.slime import SLIME
 from ir.frameworks.trl import TRL
+from ir.frameworks.verl import VERL
 from ir.frameworks.vllm_args import VLLM_ARGS
 
-FRAMEWORKS: tuple[Backend, ...] = (AREAL, DEEPSPEED_JSON, NEMO_RL, OPENRLHF, RLINF, ROLL, SLIME, TRL, VLLM_ARGS)
+FRAMEWORKS: tuple[Backend, ...] = (AREAL, DEEPSPEED_JSON, NEMO_RL, OPENRLHF, RLINF, ROLL, SLIME, TRL, VERL, VLLM_ARGS)

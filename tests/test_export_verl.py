@@ -1,0 +1,373 @@
+"""Plans as verl configurations and back."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from executor.export.production import Production
+from executor.export.verl import write
+from executor.imports.verl import read
+from ir.backends import backend
+from ir.errors import InputError
+from ir.followers import follow
+from ir.job import Algorithm, Job, JobDocument, Models, ModelSource, Workload, resolve
+from ir.lower import lower
+from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
+from ir.rules import check, legal, setting_of
+from ir.setting import Setting
+from ir.systems import load_cluster
+from space.build import default_space
+from space.enumerate import LegalSpace, legal_space
+from space.presets import presets
+
+A = "actor_rollout_ref"
+
+
+def make_job(
+    name: str, model: str, *, minibatches: int = 4, kl: float = 0.0, lora: int | None = None, **roles: str
+) -> Job:
+    document = JobDocument(
+        name="test",
+        algorithm=Algorithm(name=name, learning_rate=1e-6, kl_coefficient=kl),  # type: ignore[arg-type]
+        models=Models(
+            actor=ModelSource(name=model, lora_rank=lora),
+            **{role: ModelSource(name=other) for role, other in roles.items()},
+        ),
+        workload=Workload(
+            prompts_per_step=256,
+            samples_per_prompt=8,
+            minibatches=minibatches,
+            max_prompt_tokens=1024,
+            max_response_tokens=3072,
+            useful_groups=0.5 if name == "dapo" else None,
+        ),
+    )
+    return resolve(document, Path("."), where="job")
+
+
+JOBS = {
+    "grpo": make_job("grpo", "Qwen/Qwen3-8B"),
+    "kl": make_job("grpo", "Qwen/Qwen2.5-7B", kl=0.001),
+    "adapters": make_job("dr-grpo", "Qwen/Qwen2.5-7B", kl=0.001, lora=64),
+    "ppo": make_job("ppo", "Qwen/Qwen2.5-7B", kl=0.01, critic="Qwen/Qwen2.5-7B"),
+    "reward model": make_job(
+        "ppo", "meta-llama/Llama-3.1-8B", critic="meta-llama/Llama-3.1-8B", reward="meta-llama/Llama-3.1-8B"
+    ),
+    "experts": make_job("gspo", "Qwen/Qwen3-30B-A3B", minibatches=1),
+    "dapo": make_job("dapo", "Qwen/Qwen2.5-32B"),
+    "uneven": make_job("cispo", "google/gemma-2-2b"),
+}
+
+GENERATE = Generate(pool="all", tp=2, concurrency=256, memory_percent=60, prefill_tokens=7936)
+OLD = Pass(pool="all", zero=3, micro_tokens=8192)
+FSDP = Update(pool="all", dp=8, zero=3, micro_tokens=4096, recompute="full", offload="optimizer")
+SYNC = Plan(
+    pools=(Pool(name="all", devices=8),),
+    generate=GENERATE,
+    old_logprob=OLD,
+    update_actor=FSDP,
+    fusions=Fusions(reward_with_generation=True),
+)
+
+
+def setting(job: Job, devices: int) -> Setting:
+    return setting_of(job, load_cluster(f"dgx-h100:{devices}"), backend("verl"))
+
+
+def script(plan: Plan, job: Job, devices: int) -> str:
+    check(plan, setting(job, devices))
+    cluster = load_cluster(f"dgx-h100:{devices}")
+    return write(Production(plan=plan, rpeg=lower(job, plan), cluster=cluster, notes=("predicted 10 s",)))["run.sh"]
+
+
+def overrides(text: str, folder: Path) -> dict[str, str]:
+    """What bash gives python."""
+    file = folder / "run.sh"
+    file.write_text(text)
+    command = f"python3() {{ printf '%s\\0' \"${{@:3}}\"; }}; source {file}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    return dict(word.split("=", 1) for word in done.stdout.split("\0")[:-1])
+
+
+def expect(found: Mapping[str, str], **wanted: Mapping[str, str]) -> None:
+    for prefix, values in wanted.items():
+        place = {"actor": f"{A}.actor.", "rollout": f"{A}.rollout.", "ref": f"{A}.ref.", "top": ""}.get(
+            prefix, f"{prefix}."
+        )
+        for key, value in values.items():
+            assert found.get(place + key) == value, place + key
+
+
+def test_a_synchronous_plan_on_one_pool(tmp_path: Path) -> None:
+    text = script(SYNC, JOBS["grpo"], 8)
+    found = overrides(text, tmp_path)
+    assert "# predicted 10 s\n" in text
+    expect(
+        found,
+        top={
+            "data.train_batch_size": "256",
+            "data.max_prompt_length": "1024",
+            "data.max_response_length": "3072",
+            "algorithm.adv_estimator": "grpo",
+            "model_engine": "dp",
+        },
+        trainer={"nnodes": "1", "n_gpus_per_node": "8", "v1.trainer_mode": "sync"},
+        actor={
+            "ppo_mini_batch_size": "64",
+            "strategy": "fsdp2",
+            "fsdp_config.reshard_after_forward": "true",
+            "fsdp_config.fsdp_size": "-1",
+            "fsdp_config.param_offload": "false",
+            "fsdp_config.optimizer_offload": "true",
+            "use_dynamic_bsz": "true",
+            "ppo_max_token_len_per_gpu": "4096",
+            "use_kl_loss": "false",
+        },
+        rollout={
+            "n": "8",
+            "name": "vllm",
+            "tensor_model_parallel_size": "2",
+            "max_num_seqs": "256",
+            "max_num_batched_tokens": "8192",
+            "gpu_memory_utilization": "0.6",
+            "max_model_len": "4096",
+            "log_prob_use_dynamic_bsz": "true",
+            "log_prob_max_token_len_per_gpu": "8192",
+        },
+    )
+    assert found[f"{A}.model.enable_gradient_checkpointing"] == "true"
+    assert not [key for key in found if "separate_async" in key or key.startswith("critic.")]
+
+
+def test_a_stale_plan_on_pools_of_its_own(tmp_path: Path) -> None:
+    """Four minibatches a sync of weights; generation two steps ahead, so that samples span three versions."""
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="rollout", devices=16), Pool(name="train", devices=8)),
+        generate=msgspec.structs.replace(GENERATE, pool="rollout", prefill_tokens=0, precision="fp8"),
+        old_logprob=None,
+        update_actor=msgspec.structs.replace(FSDP, pool="train", zero=2),
+        fusions=Fusions(reward_with_generation=True, rollout_logprob=True),
+        staleness=2,
+        in_flight=True,
+        sync="broadcast",
+    )
+    found = overrides(script(plan, JOBS["grpo"], 32), tmp_path)
+    expect(
+        found,
+        trainer={
+            "v1.trainer_mode": "separate_async",
+            "v1.separate_async.parameter_sync_step": "4",
+            "v1.separate_async.num_warmup_batches": "2",
+            "v1.sampler.max_off_policy_threshold": "3",
+            "v1.sampler.max_off_policy_strategy": "wait",
+            "n_gpus_per_node": "8",
+        },
+        rollout={
+            "nnodes": "2",
+            "n_gpus_per_node": "8",
+            "checkpoint_engine.backend": "nccl",
+            "enable_chunked_prefill": "false",
+            "max_num_batched_tokens": "4096",
+            "quantization": "fp8",
+        },
+        top={f"{A}.hybrid_engine": "false", "algorithm.rollout_correction.bypass_mode": "true"},
+        actor={"fsdp_config.reshard_after_forward": "false"},
+    )
+
+
+def test_megatron_with_experts_and_a_pipeline(tmp_path: Path) -> None:
+    """Four engines of four devices share their experts; a last stage with fewer layers is said so."""
+    degrees: dict[str, Any] = {"pool": "all", "tp": 2, "pp": 2, "cp": 2, "ep": 8}
+    update = Update(**degrees, dp=4, vpp=2, zero=1, micro_batch=4, recompute="selective", offload="all")
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="all", devices=32),),
+        generate=msgspec.structs.replace(GENERATE, tp=4, ep=16),
+        old_logprob=Pass(**degrees, micro_batch=8),
+        update_actor=update,
+    )
+    found = overrides(script(plan, JOBS["experts"], 32), tmp_path)
+    assert found["model_engine"] == "megatron"
+    expect(
+        found,
+        rollout={
+            "tensor_model_parallel_size": "4",
+            "data_parallel_size": "4",
+            "expert_parallel_size": "16",
+            "log_prob_micro_batch_size_per_gpu": "8",
+        },
+        actor={
+            "use_dynamic_bsz": "false",
+            "ppo_micro_batch_size_per_gpu": "4",
+            "policy_loss.loss_mode": "gspo",
+            "megatron.tensor_model_parallel_size": "2",
+            "megatron.pipeline_model_parallel_size": "2",
+            "megatron.virtual_pipeline_model_parallel_size": "2",
+            "megatron.context_parallel_size": "2",
+            "megatron.expert_model_parallel_size": "8",
+            "megatron.expert_tensor_parallel_size": "1",
+            "megatron.use_distributed_optimizer": "true",
+            "megatron.param_offload": "true",
+            "megatron.override_transformer_config.recompute_granularity": "selective",
+        },
+    )
+    stages: dict[str, Any] = {"pool": "all", "pp": 4, "cp": 2}
+    deep = msgspec.structs.replace(
+        SYNC,
+        old_logprob=Pass(**stages, micro_batch=8),
+        update_actor=Update(**stages, dp=2, micro_batch=4, zero=1),
+        pools=(Pool(name="all", devices=16),),
+    )
+    found = overrides(script(deep, JOBS["uneven"], 16), tmp_path)
+    assert found[f"+{A}.actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage"] == "5"
+
+
+def test_a_critic_has_what_the_v1_trainer_reads(tmp_path: Path) -> None:
+    passing = Pass(pool="all", zero=3, micro_batch=8)
+    plan = msgspec.structs.replace(
+        SYNC,
+        reference_logprob=msgspec.structs.replace(OLD, offload="all"),
+        values=passing,
+        update_critic=msgspec.structs.replace(FSDP, micro_tokens=0, micro_batch=2, recompute="none"),
+    )
+    found = overrides(script(plan, JOBS["ppo"], 8), tmp_path)
+    assert found["algorithm.adv_estimator"] == "gae"
+    assert found["algorithm.use_kl_in_reward"] == "true"
+    expect(
+        found,
+        critic={
+            "use_dynamic_bsz": "false",
+            "ppo_micro_batch_size_per_gpu": "2",
+            "model.path": "Qwen/Qwen2.5-7B",
+            "model.enable_gradient_checkpointing": "false",
+        },
+        ref={"log_prob_use_dynamic_bsz": "true", "log_prob_max_token_len_per_gpu": "8192"},
+        top={
+            "+critic.fsdp.use_dynamic_bsz": "false",
+            "+critic.fsdp.micro_batch_size_per_gpu": "2",
+            "+critic.fsdp.infer_micro_batch_size_per_gpu": "8",
+        },
+    )
+
+
+REPLACED: dict[str, tuple[dict[str, Any], str]] = {
+    "the critic's engine is the actor's": (
+        {
+            "update_critic": Update(pool="all", dp=8, zero=1, micro_tokens=4096),
+            "values": Pass(pool="all", micro_tokens=4096),
+        },
+        "update_critic-follows-update_actor",
+    ),
+    "one token budget of the critic": (
+        {"values": Pass(pool="all", zero=3, micro_tokens=8192)},
+        "values-follows-update_critic",
+    ),
+    "log-probs in the actor's unit": (
+        {"old_logprob": Pass(pool="all", zero=3, micro_batch=8)},
+        "old_logprob-follows-update_actor",
+    ),
+    "FSDP divides no tensors": (
+        {"update_actor": Update(pool="all", dp=4, tp=2, zero=3, micro_tokens=4096)},
+        "fsdp-divides-states-alone",
+    ),
+    "no sharding of states over part of the pool": (
+        {"update_actor": msgspec.structs.replace(FSDP, dp=4)},
+        "updates-fill-the-pool",
+    ),
+    "a frozen model waits": (
+        {"reference_logprob": OLD},
+        "fsdp-keeps-the-reference-in-host-memory",
+    ),
+    "rewards as responses finish": ({"fusions": Fusions()}, "verl-verifies-as-it-generates"),
+    "engines have no pipeline": (
+        {"generate": msgspec.structs.replace(GENERATE, pp=2)},
+        "backend-supports-generate.pp",
+    ),
+    "micro-batches divide": (
+        {
+            "update_critic": msgspec.structs.replace(FSDP, micro_tokens=0, micro_batch=3),
+            "values": Pass(pool="all", zero=3, micro_batch=8),
+        },
+        "micro-batches-are-whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REPLACED)
+def test_what_verl_cannot_run_is_refused_by_name(case: str) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        reference_logprob=msgspec.structs.replace(OLD, offload="all"),
+        values=Pass(pool="all", zero=3, micro_tokens=4096),
+        update_critic=FSDP,
+    )
+    check(plan, setting(JOBS["ppo"], 8))
+    changes, rule = REPLACED[case]
+    with pytest.raises(InputError, match=rf"\(rule {rule}\)"):
+        check(msgspec.structs.replace(plan, **changes), setting(JOBS["ppo"], 8))
+
+
+def test_adapters_are_taken_off_for_the_reference(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(SYNC, reference_logprob=OLD, sharing=Sharing(reference_adapter=True))
+    found = overrides(script(plan, JOBS["adapters"], 8), tmp_path)
+    expect(found, top={f"{A}.model.lora_rank": "64", "algorithm.norm_adv_by_std_in_grpo": "false"})
+    unlike = msgspec.structs.replace(plan, reference_logprob=msgspec.structs.replace(OLD, micro_tokens=4096))
+    with pytest.raises(InputError, match="reference_logprob-follows-old_logprob"):
+        check(unlike, setting(JOBS["adapters"], 8))
+    apart = msgspec.structs.replace(plan, sharing=Sharing())
+    with pytest.raises(InputError, match="verl-takes-the-adapter-off"):
+        check(apart, setting(JOBS["adapters"], 8))
+
+
+# Spaces
+
+
+@cache
+def space(name: str, devices: int) -> LegalSpace:
+    s = setting(JOBS[name], devices)
+    return legal_space(default_space(s), s)
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("devices", [8, 16, 128])
+def test_every_job_has_plans(name: str, devices: int) -> None:
+    assert space(name, devices).num_plans > 0
+
+
+def test_verl_presets_are_plans_of_verl() -> None:
+    found = presets(setting(JOBS["grpo"], 16))
+    assert {"verl-colocated", "verl-separate-async"} <= set(found)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=st.sampled_from(sorted(JOBS)), devices=st.sampled_from([8, 16, 64]), seed=st.integers(0, 2**32 - 1))
+def test_importing_undoes_exporting(name: str, devices: int, seed: int) -> None:
+    of = space(name, devices)
+    batch = follow(of.sample(32, np.random.default_rng(seed)), of.setting.backend)
+    for row in np.flatnonzero(legal(batch, of.setting))[:2]:
+        plan, job = batch.plan(int(row)), JOBS[name]
+        production = Production(plan=plan, rpeg=lower(job, plan), cluster=load_cluster(f"dgx-h100:{devices}"))
+        found = read(write(production)["run.sh"], where="run.sh")
+        assert found.plan == plan
+        kept = (
+            "prompts_per_step",
+            "samples_per_prompt",
+            "minibatches",
+            "epochs",
+            "max_prompt_tokens",
+            "max_response_tokens",
+        )
+        assert all(getattr(found.job.workload, key) == getattr(job.workload, key) for key in kept)
+        assert found.job.algorithm.name == job.algorithm.name
+        assert found.job.algorithm.kl_coefficient == job.algorithm.kl_coefficient
