@@ -76,6 +76,11 @@ class Setting:
         homes = {HOME[op] for op in self.sections}
         return tuple(role for role in ROLES if role in homes)
 
+    @property
+    def is_coupled(self) -> bool:
+        """Whether the backend makes the layout of a section depend on more than its own pool."""
+        return self.backend is not None and bool(self.backend.follows or self.backend.swaps)
+
     def shape(self, op: Op) -> ModelShape:
         """The model of a section."""
         return self.job.models[ROLE_OF[op]]

@@ -51,11 +51,15 @@ def space_text(survey: Survey) -> str:
     priced, fit = len(survey.legal.batch), int(survey.fits.sum())
     proof = " (proved: none of the others is faster)" if survey.is_proved else ""
     which = "all priced" if survey.is_whole else f"{priced:,} of them priced{proof}"
+    most = "at most " if survey.setting.is_coupled and not survey.is_whole else ""
     lines = [
         f"{_large(survey.space.num_combinations)} combinations of {len(survey.space.axes)} axes, "
-        f"{_large(survey.num_legal)} legal plans, {which}, {fit:,} fit in {size_text(survey.capacity_bytes)} a device",
-        "presets:",
+        f"{most}{_large(survey.num_legal)} legal plans, {which}, "
+        f"{fit:,} fit in {size_text(survey.capacity_bytes)} a device",
     ]
+    if not survey.presets:
+        return lines[0]
+    lines.append("presets:")
     estimate = survey.preset_estimate
     margin = 1.0 - survey.job.limits.memory_margin
     rows = zip(survey.presets.items(), estimate.step_seconds, estimate.memory.fill, strict=True)

@@ -22,7 +22,9 @@ from ir.errors import InputError
 from ir.job import Job, with_limits
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
-from search.optimum import Optimum, is_in, optimum, ranking
+from ir.rules import legal as is_legal
+from search.matched import matched
+from search.optimum import Optimum, fits, is_in, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
 from space.axes import Space
@@ -51,7 +53,7 @@ class Survey:
     cluster: Cluster
     setting: Setting
     num_legal: int
-    """Legal plans of the whole space."""
+    """Legal plans of the whole space; at most so many where the backend runs several sections on one engine."""
     is_proved: bool
     """Whether the model has no faster plan, that fits, in the whole space than the fastest of those priced."""
     legal: LegalPlans
@@ -175,16 +177,18 @@ def survey(
     if legal.num_plans == 0:
         raise InputError("job", "must have a legal plan on this cluster", "none")
     if legal.num_plans <= LISTED:
-        plans, proved = enumerate_legal(space, setting), True
-        priced = estimate_blocks(job, plans.batch, cluster)
+        batch, proved = enumerate_legal(space, setting).batch, True
+        priced = estimate_blocks(job, batch.take(np.flatnonzero(is_legal(batch, setting))), cluster)
     else:
         priced, proved = _searched(legal, job, cluster)
-        plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
+        if setting.is_coupled:
+            priced, proved = _matched(legal, priced, setup(job, cluster), proved=proved)
+    plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
     return Survey(
         job=job,
         cluster=cluster,
         setting=setting,
-        num_legal=legal.num_plans,
+        num_legal=len(priced.batch) if legal.num_plans <= LISTED else legal.num_plans,
         is_proved=proved,
         legal=plans,
         estimate=priced,
@@ -233,6 +237,19 @@ def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, 
     batch = concatenate([*(best.priced.batch for _, best in found), named, *around])
     proved = job.document.objective == "step_time" and found[0][1].proved
     return estimate_blocks(job, _distinct(legal, batch), cluster), proved
+
+
+def _matched(legal: LegalSpace, found: Estimate, s: Setup, *, proved: bool) -> tuple[Estimate, bool]:
+    """Plans for a backend that runs several sections on one engine, and whether the best is proved so: if it is as
+    fast as the best plan whose sections need not match."""
+    order = np.lexsort((found.step_seconds, ~fits(s, found)))
+    batch = matched(legal, s, found.batch.take(order))
+    if not len(batch):
+        rule = "must have a plan whose sections match where the backend runs them on one engine"
+        raise InputError("job", rule, "none that is near the best plans")
+    priced = estimate_blocks(s.job, _distinct(legal, batch), s.cluster)
+    least = np.where(fits(s, priced), priced.step_seconds, np.inf).min()
+    return priced, proved and bool(least <= found.step_seconds[order[0]] * (1 + 1e-9))
 
 
 def _best(legal: LegalSpace, s: Setup, most_work: int) -> Optimum | None:

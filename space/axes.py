@@ -84,6 +84,16 @@ class Space:
             total *= len(axis.values)
         return total
 
+    def holds(self, batch: PlanBatch) -> NDArray[np.bool_]:
+        """Which plans have levels, bool[n]."""
+        values = {axis.name: axis.values for axis in self.axes}
+        held = np.ones(len(batch), dtype=np.bool_)
+        for name in COLUMNS:
+            if name in values or name in self.constants or name in batch.columns:
+                axis = Axis(name=name, values=values.get(name, (self.constants.get(name, 0),)), ordered=False)
+                held &= ~axis.active(batch) | np.isin(batch[name], axis.values)
+        return held
+
     def encode(self, batch: PlanBatch) -> Levels:
         """Levels int64[n, axes] of plans.
 
