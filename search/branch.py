@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.estimate import stage_seconds_of
-from analytic.memory import TRAINED_BY
 from analytic.training import training
 from ir.batch import PlanBatch, concatenate
 from ir.graph import Op
@@ -176,7 +175,7 @@ class Branch(Relaxed):
         children = self._judged(children)
         if op is Op.GENERATE and len(children):
             children = self._judged(replace(children, sync=self._sync(children)))
-        return children
+        return self._unbeaten(children, op)
 
     def _hopeful(self, block: Block, op: Op) -> tuple[NDArray[np.intp], Int, Float]:
         """Pairs of a partial plan and an option, as numbers, with which the section's pool is not busy for too long;
@@ -201,11 +200,7 @@ class Branch(Relaxed):
 
     def _laid_out_anew(self, block: Block, op: Op, chosen: Options) -> NDArray[np.bool_]:
         """Whether weights must be laid out anew for a pass over what is trained."""
-        update = TRAINED_BY.get(op)
-        if update is None or update not in self.sections:
-            return np.ones(len(block), dtype=bool)
-        trained = self._front(update, False).made.degrees
-        return np.asarray(trained[block.picks[:, self.sections.index(update)]] != chosen.degrees)
+        return np.asarray(self._trained_degrees(block, op) != chosen.degrees)
 
     def _judged(self, block: Block) -> Block:
         """Those that fit and are news, most promising first."""

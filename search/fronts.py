@@ -50,6 +50,9 @@ WHILE_SENT = {Op.UPDATE_ACTOR: "weights", Op.GENERATE: "rollout weights"}
 MOST_DEVICES = 1 << 17
 """More than any degree."""
 
+OPEN = -1
+"""Degrees that are not chosen yet."""
+
 SPARE = 1.05
 """How far above what is asked for layouts are kept."""
 
@@ -104,8 +107,8 @@ class SectionFronts:
     options: Options | None = None
     span: dict[Key, tuple[int, int]] = field(default_factory=dict)
     """First and one past the last option of the pools that were asked for."""
-    _steps: dict[tuple[int, int], tuple[Float, Float]] = field(default_factory=dict)
-    """Of options from one to another: sizes, and the fastest among those up to each."""
+    _steps: dict[tuple[int, int, int], tuple[Float, Float]] = field(default_factory=dict)
+    """Of options from one to another beside weights of some degrees: sizes, and the fastest among those up to each."""
     limit_of: dict[Key, float] = field(default_factory=dict)
     """Below which seconds their options are complete."""
 
@@ -235,20 +238,21 @@ class SectionFronts:
         """Options by number."""
         return self.made.take(options)
 
-    def least_within(self, first: Int, last: Int, room: Float) -> Float:
+    def least_within(self, first: Int, last: Int, room: Float, degrees: Int) -> Float:
         """Seconds of the fastest of the options from `first` to `last` that fit in so many bytes, float64[n]; infinite
-        if none does."""
+        if none does. Those of other degrees than `degrees`, unless these are open, lay weights out anew."""
         found = np.full(len(first), np.inf)
-        spans, back = distinct(first, last)
-        for i, row in enumerate(spans.tolist()):
-            span = (int(first[row]), int(last[row]))
-            if span not in self._steps:
-                some = self.take(np.arange(*span))
-                size = some.resident + some.transient
+        cases, back = distinct(first, last, degrees)
+        for i, row in enumerate(cases.tolist()):
+            case = (int(first[row]), int(last[row]), int(degrees[row]))
+            if case not in self._steps:
+                some = self.take(np.arange(*case[:2]))
+                again = (some.degrees != case[2]) & (case[2] != OPEN)
+                size = some.resident + some.transient + again * some.resharded
                 order = np.argsort(size)
-                fastest = np.minimum.accumulate(some.seconds[order])
-                self._steps[span] = (size[order], np.concatenate([[np.inf], fastest]))
-            sizes, fastest = self._steps[span]
+                fastest = np.minimum.accumulate((some.seconds + again * some.reshard)[order])
+                self._steps[case] = (size[order], np.concatenate([[np.inf], fastest]))
+            sizes, fastest = self._steps[case]
             found[back == i] = fastest[np.searchsorted(sizes, room[back == i], side="right")]
         return found
 

@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.memory import TRAINED_BY
 from ir.graph import Op
+from search.fronts import OPEN
 from search.options import distinct
 from search.rooted import Block, Rooted
+from search.skyline import beaten_by_few
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -91,8 +94,35 @@ class Relaxed(Rooted):
             column = self._column[other]
             left = self._room[pool] - held + block.parts[:, column, 2]
             first, last = self._spans(other, block)
-            least = np.zeros(len(block))
+            least, degrees = np.zeros(len(block)), self._trained_degrees(block, other)
             for front, rows in self._by_front(other, block.root):
-                least[rows] = front.least_within(first[rows], last[rows], left[rows])
+                least[rows] = front.least_within(first[rows], last[rows], left[rows], degrees[rows])
             block.parts[:, column, 0] = np.maximum(block.parts[:, column, 0], least)
         return block.take(np.asarray(np.isfinite(block.parts[:, :, 0]).all(axis=1)))
+
+    def _trained_degrees(self, block: Block, op: Op) -> Int:
+        """How the weights of a pass are laid out where they are trained: 0 if they are not, `OPEN` if it is not known
+        yet."""
+        update = TRAINED_BY.get(op)
+        if update not in self.sections:
+            return np.zeros(len(block), dtype=np.int64)
+        picks = block.picks[:, self.sections.index(update)]
+        return np.where(picks >= 0, self._front(update, False).made.degrees[picks], OPEN)
+
+    def _unbeaten(self, block: Block, op: Op) -> Block:
+        """Those that no other beats, once all sections of the pools up to that of `op` have layouts: their seconds are
+        all that later sections and other pools see of them."""
+        pool, at = self.family.pool_of[op], self.sections.index(op)
+        now, following = self._rank[op], self.sections[at + 1 : at + 2]
+        if len(block) < 2 or (following and self._rank[following[0]] == now):
+            return block
+        members = [other for other in self.sections if self._rank[other] == now]
+        columns = [self._column[other] for other in members]
+        seconds = block.parts[:, columns, 0]
+        if now == 0:
+            groups = [block.root]
+            seconds = np.column_stack([seconds, block.parts[:, self._column[Op.GENERATE], 1], block.sync])
+        else:
+            before = [i for i, other in enumerate(self.sections) if self._rank[other] < now]
+            groups = [distinct(block.root, block.sizes[:, pool], *block.picks[:, before].T)[1]]
+        return block.take(np.sort(beaten_by_few(seconds, *groups, count=self.tables.count)))

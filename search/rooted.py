@@ -97,9 +97,13 @@ class Rooted:
     @cached_property
     def sections(self) -> tuple[Op, ...]:
         """In the order in which they get layouts: pools whose size a root has, then the others, one by one."""
-        found, sides = [op for op in ORDER if op in self.family.case.sections], self.family.sides
-        rank = {op: sides.index(pool) + 1 if pool in sides else 0 for op, pool in self.family.pool_of.items()}
-        return tuple(sorted(found, key=lambda op: rank[op]))
+        return tuple(sorted((op for op in ORDER if op in self._rank), key=lambda op: self._rank[op]))
+
+    @cached_property
+    def _rank(self) -> dict[Op, int]:
+        """Number of a section's pool among those whose sizes are open, from 1; 0 where a root has the size."""
+        sides = self.family.sides
+        return {op: sides.index(pool) + 1 if pool in sides else 0 for op, pool in self.family.pool_of.items()}
 
     @cached_property
     def _column(self) -> dict[Op, int]:
