@@ -43,8 +43,6 @@ def _training(p: Production, role: str, update: Update) -> Iterator[Entry]:
     yield entry("zero_optimization.offload_optimizer.device", "none", f"plan: {section}.offload")
     if update.zero == 3:
         yield entry("zero_optimization.offload_param.device", "none", f"plan: {section}.offload")
-    if update.shard:
-        yield entry("zero_optimization.mics_shard_size", update.shard, f"plan: {section}.shard; built in MiCS_Init")
     if update.tp > 1:
         yield entry("tensor_parallel.autotp_size", update.tp, f"plan: {section}.tp")
     if update.cp > 1:

@@ -15,7 +15,7 @@ COMMAND = ("python3", "-m", "openrlhf.cli.train_ppo_ray")
 
 _TO_SET = (
     "To set before it runs: data.prompt_dataset with data.input_key, data.label_key and data.apply_chat_template, and",
-    "ckpt.output_dir and ckpt.path. The schedule of learning rates and the critic's rate are OpenRLHF's defaults.",
+    "ckpt.output_dir and ckpt.path. The schedule of learning rates and the critic's are OpenRLHF's defaults.",
 )
 
 

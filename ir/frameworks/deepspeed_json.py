@@ -56,15 +56,6 @@ _LAYOUT_RULES = (
         message="must divide the attention heads, which DeepSpeed's Ulysses deals out",
     ),
     LayoutRule(
-        # `mics_shard_size`; `zero_hpz_partition_size` copies weights only.
-        name="deepspeed-shards-by-mics",
-        ops=UPDATES,
-        path="shard",
-        reads=("tp", "cp", "zero", "shard"),
-        holds=lambda x, s: (x["shard"] == 0) | ((x["zero"] == 3) & (x["tp"] == 1) & (x["cp"] == 1)),
-        message="must be 0 without ZeRO-3 and with tp or cp above 1: DeepSpeed's MiCS divides data parallelism alone",
-    ),
-    LayoutRule(
         name="deepspeed-accumulates-whole-micro-batches",
         ops=UPDATES,
         path="micro_batch",
@@ -77,8 +68,9 @@ _LAYOUT_RULES = (
 DEEPSPEED_JSON = Backend(
     name="deepspeed-json",
     what="DeepSpeed 0.19.8's JSON for each trained model",
-    # Engines are not its business.
-    extras=("generate.draft_tokens", "update.shard"),
+    # Engines are not its business. Hybrid sharding is: 0.19.8 refuses `mics_shard_size`, and `zero_hpz_partition_size`
+    # copies weights only.
+    extras=("generate.draft_tokens",),
     values=_VALUES,
     layout_rules=_LAYOUT_RULES,
 )

@@ -54,9 +54,6 @@ def check_config(config: Any, world: int) -> None:
     assert config.optimizer_name == "adamw", config.optimizer_name
     product = config.train_micro_batch_size_per_gpu * config.gradient_accumulation_steps * config.world_size
     assert config.train_batch_size == product, "batch"
-    shard = config.zero_config.mics_shard_size
-    whole = config.zero_optimization_stage == 3 and config.world_size % max(shard, 1) == 0
-    assert shard <= 0 or whole, "MiCS divides ZeRO-3's state among whole groups"
     offloaded = config.zero_config.offload_param
     assert offloaded is None or config.zero_optimization_stage == 3, "offload_param does nothing below stage 3"
 
