@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,17 +56,21 @@ def space_text(survey: Survey) -> str:
         f"{_large(survey.space.num_combinations)} combinations of {len(survey.space.axes)} axes, "
         f"{most}{_large(survey.num_legal)} legal plans, {which}, "
         f"{fit:,} fit in {size_text(survey.capacity_bytes)} a device",
+        "presets:" if survey.presets else "presets: none is legal here",
     ]
+    return "
+".join([*lines, *_preset_lines(survey)])
+
+
+def _preset_lines(survey: Survey) -> Iterator[str]:
     if not survey.presets:
-        return lines[0]
-    lines.append("presets:")
+        return
     estimate = survey.preset_estimate
     margin = 1.0 - survey.job.limits.memory_margin
     rows = zip(survey.presets.items(), estimate.step_seconds, estimate.memory.fill, strict=True)
     for (name, plan), seconds, fill in rows:
         note = "" if fill <= margin else f" (needs {fill:.0%} of memory)"
-        lines.append(f"  {name:22} predicted {seconds:.3f} s{note}   {plan.describe()}")
-    return "\n".join(lines)
+        yield f"  {name:22} predicted {seconds:.3f} s{note}   {plan.describe()}"
 
 
 def _large(number: int) -> str:
