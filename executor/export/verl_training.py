@@ -65,6 +65,8 @@ def _megatron(p: Production, op: Op, update: Update, engine: str) -> Entries:
     if update.precision == "fp8":
         yield entry(f"+{transformer}.fp8", "e4m3", f"plan: {op}.precision")
         yield entry(f"+{transformer}.fp8_recipe", "blockwise", f"plan: {op}.precision")
+        optimizer = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config"
+        yield entry(f"+{optimizer}.fp8_recipe", "blockwise", f"plan: {op}.precision")
 
 
 def micro(section: Pass | Update, tokens: str, sequences: str, op: Op) -> Entries:

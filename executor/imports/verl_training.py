@@ -50,8 +50,9 @@ def _fsdp_kind(s: Settings, model: str, engine: str, divided: bool) -> dict[str,
 def _megatron_kind(s: Settings, engine: str, divided: bool) -> dict[str, Any]:
     transformer = f"{engine}.override_transformer_config"
     distributed = s.flag(f"{engine}.use_distributed_optimizer", default=True)
-    s.given(f"{transformer}.recompute_method", f"{transformer}.fp8_recipe")
-    host = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config.optimizer_cpu_offload"
+    optimizer = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config"
+    s.given(f"{transformer}.recompute_method", f"{transformer}.fp8_recipe", f"{optimizer}.fp8_recipe")
+    host = f"{optimizer}.optimizer_cpu_offload"
     if s.flag(host):
         s.note(
             f"offload: the optimizer's steps on the host ({host}) are read as states that wait there between updates"
