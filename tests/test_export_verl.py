@@ -186,6 +186,18 @@ def test_a_stale_plan_on_pools_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_states_divided_within_nodes(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="all", devices=32),),
+        generate=msgspec.structs.replace(GENERATE, concurrency=128),
+        update_actor=msgspec.structs.replace(FSDP, dp=32, shard=8),
+    )
+    text = script(plan, JOBS["grpo"], 32)
+    assert overrides(text, tmp_path)[f"{A}.actor.fsdp_config.fsdp_size"] == "8"
+    assert read(text, where="run.sh").plan == plan
+
+
 def test_megatron_with_experts_and_a_pipeline(tmp_path: Path) -> None:
     """Four engines of four devices share their experts; a last stage with fewer layers is said so."""
     degrees: dict[str, Any] = {"pool": "all", "tp": 2, "pp": 2, "cp": 2, "ep": 8}

@@ -22,6 +22,8 @@ _TO_SET = (
     "  trainer.default_local_dir, trainer.total_epochs, trainer.save_freq, trainer.logger",
 )
 
+_FP8 = ("  NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1   in the environment of every node, which training in fp8 needs",)
+
 _ESTIMATORS = {
     "ppo": "gae",
     "rloo": "rloo",
@@ -45,7 +47,13 @@ def write(production: Production) -> Files:
     """The plan as a launch script. The plan must be legal for the backend `verl`."""
     parts = (_data, _algorithm, _placement, _asynchrony, _models, _engine, _actor, _old, _reference, _critic, _reward)
     entries = [found for part in parts for found in part(production)]
-    return {FILE: shell_script((*production.header, "", *_TO_SET), COMMAND, overrides(entries))}
+    return {FILE: shell_script((*production.header, "", *_to_set(production)), COMMAND, overrides(entries))}
+
+
+def _to_set(p: Production) -> tuple[str, ...]:
+    updates = (p.plan.update_actor, p.plan.update_critic)
+    fp8 = any(update is not None and update.precision == "fp8" for update in updates)
+    return (*_TO_SET, *_FP8) if fp8 else _TO_SET
 
 
 def _data(p: Production) -> Entries:

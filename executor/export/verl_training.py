@@ -24,7 +24,7 @@ def training(p: Production, op: Op, model: str, fsdp: str, hf_model: str) -> Ent
     assert isinstance(update, Update)
     if is_fsdp(update):
         yield entry(f"{model}.strategy", "fsdp2", "plan: zero above 1")
-        yield entry(f"{model}.{fsdp}.fsdp_size", -1, "plan: zero divides over all replicas")
+        yield entry(f"{model}.{fsdp}.fsdp_size", update.shard or -1, f"plan: {op}.shard; -1: over all replicas")
         yield entry(f"{model}.{fsdp}.reshard_after_forward", update.zero == 3, f"plan: {op}.zero")
         yield entry(f"{model}.{fsdp}.ulysses_sequence_parallel_size", update.cp, f"plan: {op}.cp")
         yield from _offload(f"{model}.{fsdp}", update, op)
@@ -65,6 +65,8 @@ def _megatron(p: Production, op: Op, update: Update, engine: str) -> Entries:
     if update.precision == "fp8":
         yield entry(f"+{transformer}.fp8", "e4m3", f"plan: {op}.precision")
         yield entry(f"+{transformer}.fp8_recipe", "blockwise", f"plan: {op}.precision")
+        optimizer = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config"
+        yield entry(f"+{optimizer}.fp8_recipe", "blockwise", f"plan: {op}.precision")
 
 
 def micro(section: Pass | Update, tokens: str, sequences: str, op: Op) -> Entries:

@@ -26,7 +26,7 @@ def update(layout: Layout, op: Op, model: str, fsdp: str) -> Update:
         raise InputError(f"{s.where}: {model}", f"must have degrees that divide the {devices} devices", size)
     dp = devices // size
     divided = dp * degrees["cp"] > 1
-    kind = _megatron_kind(s, engine, divided) if layout.megatron else _fsdp_kind(s, model, engine, divided)
+    kind = _megatron_kind(s, engine, divided) if layout.megatron else _fsdp_kind(s, model, engine, dp * degrees["cp"])
     bare = Update(pool=layout.train, dp=dp, **degrees, **kind)
     dynamic, tokens = s.flag(f"{_ACTOR}.use_dynamic_bsz"), 16384
     if op is Op.UPDATE_CRITIC:
@@ -35,23 +35,36 @@ def update(layout: Layout, op: Op, model: str, fsdp: str) -> Update:
     return msgspec.structs.replace(bare, **small)
 
 
-def _fsdp_kind(s: Settings, model: str, engine: str, divided: bool) -> dict[str, Any]:
+def _fsdp_kind(s: Settings, model: str, engine: str, ranks: int) -> dict[str, Any]:
     reshards = s.flag(f"{engine}.reshard_after_forward", default=True)
     hf_model = "critic.model" if model == "critic" else "actor_rollout_ref.model"
     recompute = s.flag(f"{hf_model}.enable_gradient_checkpointing", default=True)
     return {
-        "zero": (3 if reshards else 2) if divided else 0,
+        "zero": (3 if reshards else 2) if ranks > 1 else 0,
+        "shard": _shard(s, engine, ranks),
         "recompute": "full" if recompute else "none",
         # The second is how releases before 0.5 spelled the critic's.
         "offload": _offload(s, engine, f"{model}.model.fsdp_config"),
     }
 
 
+def _shard(s: Settings, engine: str, ranks: int) -> int:
+    """Ranks that divide the states among them, 0 for all: a node's, which is what plans consider."""
+    size, node = s.whole(f"{engine}.fsdp_size", default=-1), s.whole("trainer.n_gpus_per_node", default=8)
+    if size < 0 or size >= ranks:
+        return 0
+    if size != node or ranks % size:
+        s.note(f"zero: {engine}.fsdp_size {size} is read as division over all {ranks} replicas")
+        return 0
+    return size
+
+
 def _megatron_kind(s: Settings, engine: str, divided: bool) -> dict[str, Any]:
     transformer = f"{engine}.override_transformer_config"
     distributed = s.flag(f"{engine}.use_distributed_optimizer", default=True)
-    s.given(f"{transformer}.recompute_method", f"{transformer}.fp8_recipe")
-    host = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config.optimizer_cpu_offload"
+    optimizer = f"{engine.removesuffix('.megatron')}.optim.override_optimizer_config"
+    s.given(f"{transformer}.recompute_method", f"{transformer}.fp8_recipe", f"{optimizer}.fp8_recipe")
+    host = f"{optimizer}.optimizer_cpu_offload"
     if s.flag(host):
         s.note(
             f"offload: the optimizer's steps on the host ({host}) are read as states that wait there between updates"
@@ -69,9 +82,6 @@ def _megatron_kind(s: Settings, engine: str, divided: bool) -> dict[str, Any]:
 
 def _fsdp(s: Settings, model: str, engine: str) -> dict[str, int]:
     name = "ulysses_sequence_parallel_size"
-    size = s.whole(f"{engine}.fsdp_size", default=-1)
-    if size != -1:
-        s.note(f"zero: {engine}.fsdp_size {size} is read as division over all replicas")
     s.given(f"{model}.strategy", f"{engine}.strategy")
     # The older key counts if it is above 1.
     cp = max(s.whole(f"{model}.{name}", default=1), s.whole(f"{engine}.{name}", default=1))

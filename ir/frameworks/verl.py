@@ -260,6 +260,7 @@ VERL = Backend(
     what="verl 0.9.1: vLLM and FSDP or Megatron-Core",
     needs_memory_percent=True,
     always_in_flight=True,
+    extras=("update.shard",),
     algorithms=_ALGORITHMS,
     values=_VALUES,
     rules=_RULES,
