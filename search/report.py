@@ -58,8 +58,7 @@ def space_text(survey: Survey) -> str:
         f"{fit:,} fit in {size_text(survey.capacity_bytes)} a device",
         "presets:" if survey.presets else "presets: none is legal here",
     ]
-    return "
-".join([*lines, *_preset_lines(survey)])
+    return "\n".join([*lines, *_preset_lines(survey)])
 
 
 def _preset_lines(survey: Survey) -> Iterator[str]:
