@@ -157,7 +157,7 @@ def _kept(
 
 def logit_bytes(machine: Machine, shape: ModelShape, at: Spread, tokens: Float, each: float) -> Float:
     """Logits of a micro-batch and what the loss makes of them, float32 on a core."""
-    return np.asarray(each * tokens * shape.vocab / (at.cp * at.tp))
+    return np.asarray(each * tokens * shape.outputs / (at.cp * at.tp))
 
 
 def pass_bytes(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> Float:

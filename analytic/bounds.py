@@ -112,7 +112,7 @@ def _flops(job: Job, op: Op, lengths: LengthModel) -> float:
 def _sequence(shape: ModelShape, lengths: LengthModel, samples: int = 1) -> float:
     """FLOP of a forward pass over a sequence, whose prompt is shared by `samples`; only responses need the head."""
     prompt, response, total = lengths.prompt, lengths.response, lengths.total
-    head = 2.0 * shape.vocab * shape.hidden
+    head = 2.0 * shape.outputs * shape.hidden
     body = shape.matmul_flops_per_token - head
     tokens = prompt.mean / samples + response.mean
     keys = shape.attention_flops_per_token(max(round(total.second_moment / total.mean / 2.0), 1))

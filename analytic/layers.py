@@ -155,7 +155,7 @@ def _attention(machine: Machine, shape: ModelShape, at: Spread, work: Work) -> F
 
 def _head(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> tuple[Float, Float]:
     """The output head and its softmax, and what of them memory traffic takes."""
-    width = shape.vocab / _number(at.tp)
+    width = np.maximum(shape.outputs / _number(at.tp), 1.0)
     softmax = 6.0 * tokens * width * machine.device.bytes_per_value / machine.device.memory_bandwidth
     product = gemm_seconds(machine, tokens, float(shape.hidden), width)
     product = product if machine.is_host else product * (tokens > 0)

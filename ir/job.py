@@ -164,6 +164,9 @@ class Job:
             if source is not None:
                 source["path"] = source["name"] = None
         shapes = {role.value: asdict(shape) for role, shape in self.models.items()}
+        for shape in shapes.values():
+            # Said by the role too; jobs are known by the sizes alone.
+            shape.pop("scores")
         return digest({"job": document, "models": shapes})
 
 

@@ -69,6 +69,8 @@ class ModelShape:
     """Whether each head learns a logit that takes part in its softmax."""
     norms_per_layer: int = 2
     """Norms over the hidden width in a layer."""
+    scores: bool = False
+    """Whether the head gives a number for a token, as critics' and reward models' do, and no logits."""
     mla: Mla | None = None
     moe: Moe | None = None
     windows: tuple[int, ...] = ()
@@ -190,7 +192,12 @@ class ModelShape:
     @property
     def head_parameters(self) -> int:
         """Parameters of the output head; 0 if it is the embedding."""
-        return 0 if self.tied else self.vocab * self.hidden
+        return 0 if self.tied and not self.scores else self.outputs * self.hidden
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the head gives for a token."""
+        return 1 if self.scores else self.vocab
 
     @property
     def expert_parameters(self) -> int:
@@ -202,7 +209,7 @@ class ModelShape:
         """Parameters that a token goes through: all but the experts it is not routed to and the input embedding, which
         is looked up; the head's matrix counts, tied or not. OpenAI and DeepSeek publish this count; Qwen and others
         add the input embedding."""
-        looked_up = 0 if self.tied else self.embedding_parameters
+        looked_up = 0 if self.tied and not self.scores else self.embedding_parameters
         if self.moe is None:
             return self.parameters - looked_up
         routed = self.expert_parameters * self.moe.experts_per_token // self.moe.experts
@@ -262,7 +269,7 @@ class ModelShape:
         """FLOP of a forward pass in weight matrices, two per weight, the head included, adapters not."""
         dense = self.num_dense_layers * weights(self.attention_matmuls + self.dense_ffn_matmuls)
         moe = self.num_moe_layers * weights(self.matmuls_per_layer) if self.moe else 0
-        return 2 * (dense + moe + self.vocab * self.hidden)
+        return 2 * (dense + moe + self.outputs * self.hidden)
 
     def attention_flops_per_token(self, context: int) -> int:
         """FLOP of a forward pass in the attention core for a token that sees `context` keys, or a window of them: two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -26,6 +27,10 @@ class Role(StrEnum):
     """Scores responses, in place of a verifier."""
     TEACHER = "teacher"
     """The frozen policy that is distilled."""
+
+
+SCORING = (Role.CRITIC, Role.REWARD)
+"""Models whose head gives a number for a token."""
 
 
 class WarmStart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +82,8 @@ def read_shapes(models: Models, directory: Path, *, reference: bool, where: str)
     for role in Role:
         source: ModelSource | None = getattr(models, role.value)
         if source is not None:
-            found[role] = _shape(source, role, directory, where)
+            shape = _shape(source, role, directory, where)
+            found[role] = replace(shape, scores=True) if role in SCORING else shape
     if reference and Role.REFERENCE not in found:
         full = msgspec.structs.replace(models.actor, lora_rank=None)
         found[Role.REFERENCE] = _shape(full, Role.ACTOR, directory, where)

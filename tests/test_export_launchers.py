@@ -16,8 +16,10 @@ from export_jobs import JOBS, colocated, job, production, setting
 from executor.export import ray_job, slurm, vllm_args
 from executor.export.entries import commented, entry
 from executor.export.entries import yaml as as_yaml
+from executor.export.exporters import EXPORTERS
 from executor.export.nodes import label
 from executor.export.production import Production
+from executor.export.write import write_exports
 from ir.errors import InputError
 from ir.lower import lower
 from ir.plan import Generate, Pass, Plan, Pool, Update
@@ -90,7 +92,7 @@ def test_the_script_serves_with_the_same_arguments() -> None:
 
 
 def test_a_submission() -> None:
-    found = json.loads(ray_job.write(made(), entrypoint="bash ../slime/run.sh")["submission.json"])
+    found = json.loads(ray_job.launch(made(), "bash ../slime/run.sh")["submission.json"])
     assert found["entrypoint"] == "bash ../slime/run.sh"
     assert found["metadata"]["plan"] == APART.identity and found["metadata"]["predicted"] == "predicted: 12.0 s a step"
     assert found["runtime_env"] == {"env_vars": {"PYTHONUNBUFFERED": "1"}}
@@ -121,7 +123,7 @@ def test_part_of_a_node_and_devices_of_another_maker() -> None:
 
 
 def test_a_batch_script(tmp_path: Path) -> None:
-    script = slurm.write(made(), entrypoint="bash 'my run.sh'")["job.sbatch"]
+    script = slurm.launch(made(), "bash 'my run.sh'")["job.sbatch"]
     (tmp_path / "job.sbatch").write_text(script)
     subprocess.run(["bash", "-n", str(tmp_path / "job.sbatch")], check=True)
     directives = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
@@ -165,7 +167,7 @@ def test_labels(text: str, name: str) -> None:
 
 
 def test_a_comment_does_not_touch_a_long_line() -> None:
-    assert commented("x" * 100, "why") == "x" * 100 + " # why"
+    assert commented("x" * 100, "why") == "x" * 100 + "  # why"
     assert commented("x", "why").index("#") == 88
 
 
@@ -173,3 +175,11 @@ def test_small_numbers_are_numbers_in_yaml() -> None:
     assert yaml.safe_load(as_yaml([], [entry("a.rate", 1e-06, "why"), entry("a.share", 0.5, "")])) == {
         "a": {"rate": 1e-06, "share": 0.5}
     }
+
+
+def test_what_is_exported_along_is_started(tmp_path):
+    exporters = [EXPORTERS["slurm"], EXPORTERS["verl"]]
+    files = [str(file.relative_to(tmp_path)) for file in write_exports(made(), exporters, tmp_path)]
+    assert files == ["verl/run.sh", "slurm/job.sbatch"]
+    assert (tmp_path / "verl" / "run.sh").stat().st_mode & 0o100
+    assert "bash verl/run.sh" in (tmp_path / "slurm" / "job.sbatch").read_text()

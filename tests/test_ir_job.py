@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any, get_args
@@ -474,3 +475,13 @@ def test_a_workload_needs_no_task() -> None:
     workload = Workload(prompts_per_step=2, samples_per_prompt=3, max_prompt_tokens=5, max_response_tokens=7)
     assert (workload.tasks, workload.sequences, workload.max_tokens) == ((), 6, 12)
     assert msgspec.structs.replace(workload, oversampling=2.0).sequences == 6
+
+
+def test_critics_and_reward_models_have_a_head_of_one_number():
+    job = load_job(Path(__file__).parents[1] / "examples" / "ppo-70b" / "job.toml")
+    critic = job.models[Role.CRITIC]
+    assert (job.actor.outputs, critic.outputs) == (128256, 1)
+    # Llama-3.1-8B without its head of 128,256 x 4,096, with one of 4,096.
+    assert critic.parameters == 8_030_261_248 - 128256 * 4096 + 4096
+    assert critic.active_parameters == critic.parameters - 128256 * 4096
+    assert critic.matmul_flops_per_token == replace(critic, scores=False).matmul_flops_per_token - 2 * 128255 * 4096

@@ -35,6 +35,8 @@ class Exporter:
     """The backend that says which plans it can express; None for all."""
     write: Callable[[Production], Files]
     """Pure. The plan must be legal for the backend."""
+    launch: Callable[[Production, str], Files] | None = None
+    """Of what starts a command, the same for a given command."""
 
 
 _ALL: tuple[Exporter, ...] = (
@@ -50,8 +52,20 @@ _ALL: tuple[Exporter, ...] = (
         name="deepspeed-json", what="DeepSpeed 0.19.8: JSON", backend="deepspeed-json", write=deepspeed_json.write
     ),
     Exporter(name="vllm-args", what="vLLM 0.33: engine arguments", backend="vllm-args", write=vllm_args.write),
-    Exporter(name="ray-job", what="Ray 2.60: a job, and KubeRay's RayJob", backend=None, write=ray_job.write),
-    Exporter(name="slurm", what="Slurm: a batch script with a Ray cluster", backend=None, write=slurm.write),
+    Exporter(
+        name="ray-job",
+        what="Ray 2.60: a job, and KubeRay's RayJob",
+        backend=None,
+        write=ray_job.write,
+        launch=ray_job.launch,
+    ),
+    Exporter(
+        name="slurm",
+        what="Slurm: a batch script with a Ray cluster",
+        backend=None,
+        write=slurm.write,
+        launch=slurm.launch,
+    ),
 )
 
 EXPORTERS: Mapping[str, Exporter] = {exporter.name: exporter for exporter in _ALL}

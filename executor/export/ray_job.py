@@ -19,7 +19,12 @@ _TO_SET = (
 )
 
 
-def write(production: Production, *, entrypoint: str = ENTRYPOINT) -> Files:
+def write(production: Production) -> Files:
+    """For a run of the plan by this tool."""
+    return launch(production, ENTRYPOINT)
+
+
+def launch(production: Production, entrypoint: str) -> Files:
     """`submission.json` with where its values come from, and `rayjob.yaml`; both start `entrypoint`."""
     entries = list(_submission(production, entrypoint))
     return {

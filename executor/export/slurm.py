@@ -20,7 +20,12 @@ _TO_SET = (
 _PORT = 6379
 
 
-def write(production: Production, *, entrypoint: str = ENTRYPOINT) -> Files:
+def write(production: Production) -> Files:
+    """For a run of the plan by this tool."""
+    return launch(production, ENTRYPOINT)
+
+
+def launch(production: Production, entrypoint: str) -> Files:
     """`job.sbatch`, which starts `entrypoint`."""
     return {"job.sbatch": "\n".join([*_script(production, nodes(production), entrypoint), ""])}
 
