@@ -179,7 +179,8 @@ def check(cfg, world):
     update = (actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu, actor.ppo_micro_batch_size_per_gpu)
     old = (actor.use_dynamic_bsz, rollout.log_prob_max_token_len_per_gpu, rollout.log_prob_micro_batch_size_per_gpu)
     check_training(cfg, "actor", actor, "fsdp_config", [update, old])
-    if need_reference_policy(cfg):
+    # With adapters the reference is the actor without them: trainer_base.py, ref_in_actor.
+    if need_reference_policy(cfg) and not (hybrid.model.lora_rank or hybrid.model.lora.rank):
         frozen = (
             ref.log_prob_use_dynamic_bsz,
             ref.log_prob_max_token_len_per_gpu,
