@@ -118,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
     import_.add_argument("--out", type=Path, metavar="DIR", help="folder (named as the configuration)")
     compare = kept_to(cluster(job(command(compare_, "say what differs between two plans, and what it gains"))))
     compare.add_argument("plan", metavar="PLAN_A", help="plan.toml or the name of a preset")
-    compare.add_argument("other", metavar="PLAN_B", nargs="?", help="(the best plan on as many devices)")
+    compare.add_argument(
+        "other", metavar="PLAN_B", nargs="?", help="(the best on as many devices, in the same precision)"
+    )
     compare.add_argument("--out", type=Path, metavar="FILE", help="write the second as plan.toml")
     calibrate = command(calibrate_, "measure this machine anew")
     calibrate.add_argument(
@@ -302,7 +304,7 @@ def compare_(options: argparse.Namespace) -> int:
     """Compare two plans, or one with the best on as many devices."""
     from ir.documents import write_document
     from ir.rules import setting_of
-    from search.best import best_within
+    from search.best import best_against
     from search.compare import compare, comparison_text
     from space.plans import load_plan
 
@@ -312,7 +314,7 @@ def compare_(options: argparse.Namespace) -> int:
     if options.other:
         other = load_plan(options.other, setting)
     else:
-        other = best_within(job, cluster, plan.num_devices, backend=backend, fix=fix)
+        other = best_against(plan, job, cluster, backend=backend, fix=fix)
     print(comparison_text(compare(setting, cluster, plan, other), ("a", "b")))
     if options.out:
         write_document(options.out, other)

@@ -14,22 +14,11 @@ from ir.backend import Backend, Values, codes
 from ir.batch import SHARING
 from ir.errors import InputError
 from ir.frameworks import FRAMEWORKS
-from ir.layouts import UPDATES
-from ir.setting import LayoutRule
 
 _ONE, _ZERO = (1,), (0,)
 _NATIVE = codes("precision", "native")
 _NO_EXPERTS: Values = {"pass.ep": _ONE, "update.ep": _ONE, "update.etp": _ONE}
 _NO_PIPELINE: Values = {"pass.pp": _ONE, "update.pp": _ONE, "update.vpp": _ONE}
-
-_MICS = LayoutRule(
-    name="mics-divides-weights",
-    ops=UPDATES,
-    path="shard",
-    reads=("zero", "shard"),
-    holds=lambda x, s: (x["shard"] == 0) | (x["zero"] == 3),
-    message="must be 0 below ZeRO-3, of which `mics_shard_size` is; `zero_hpz_partition_size` copies weights only",
-)
 
 _LOCAL = Backend(
     name="local",
@@ -63,8 +52,7 @@ _DEEPSPEED = Backend(
     name="deepspeed",
     what="vLLM and DeepSpeed ZeRO with automatic tensor parallelism",
     needs_memory_percent=True,
-    extras=("generate.draft_tokens", "update.shard"),
-    layout_rules=(_MICS,),
+    extras=("generate.draft_tokens",),
     engine_experts=True,
     values={
         **_NO_EXPERTS,

@@ -51,12 +51,6 @@ def _has_like_reference(s: Setting) -> bool:
     return reference is not None and replace(reference, lora_rank=s.job.actor.lora_rank) == s.job.actor
 
 
-def _like_the_actor(s: Setting, role: Role) -> bool:
-    """Whether a model is the actor but for its head."""
-    shape = s.job.models.get(role)
-    return shape is not None and replace(shape, scores=False) == s.job.actor
-
-
 def _verified(s: Setting) -> bool:
     return Op.REWARD in s.ops and Role.REWARD not in s.job.models
 
@@ -234,7 +228,7 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     _if_set(
         "sharing.critic_trunk",
         "shared-trunk-needs-equal-shapes",
-        lambda b, s: _like_the_actor(s, Role.CRITIC),
+        lambda b, s: s.is_like_the_actor(Role.CRITIC),
         "needs a critic of the actor's shape",
     ),
     _if_set(

@@ -18,7 +18,7 @@ from ir.backend import Backend
 from ir.batch import HOME, ROLES
 from ir.cluster import Cluster
 from ir.graph import ROLE_OF, Op
-from ir.job import Job
+from ir.job import Job, Role
 from ir.model import ModelShape
 from ir.plan import SECTIONS, Update
 from ir.recipes import RECIPES
@@ -84,6 +84,11 @@ class Setting:
     def shape(self, op: Op) -> ModelShape:
         """The model of a section."""
         return self.job.models[ROLE_OF[op]]
+
+    def is_like_the_actor(self, role: Role) -> bool:
+        """Whether the job has a model of that role that is the actor but for its head."""
+        shape = self.job.models.get(role)
+        return shape is not None and replace(shape, scores=False) == self.job.actor
 
     def with_fixed(self, columns: frozenset[str]) -> Setting:
         """The same with columns that the user asked for."""

@@ -254,6 +254,8 @@ def _change_lines(seconds: float, words: Sequence[str], why: str) -> Iterator[st
 def _verdict(found: Comparison, names: tuple[str, str]) -> str:
     gain, (first, second) = found.gain, found.misfits
     faster = f"{names[1]} is predicted {gain:.2f} x as fast as {names[0]}"
+    if gain < 1 and first is None:
+        return f"{faster}: keep {names[0]}"
     if second is not None:
         return f"{faster}, but it does not fit"
     return f"{faster}, and {names[0]} does not fit" if first is not None else faster

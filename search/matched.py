@@ -26,13 +26,14 @@ ROUNDS = 8
 """Times that a plan is changed at most."""
 
 
-def matched(space: LegalSpace, s: Setup, plans: PlanBatch) -> PlanBatch:
+def matched(space: LegalSpace, s: Setup, plans: PlanBatch, given: PlanBatch) -> PlanBatch:
     """Those of the plans that can be made to match, and all that were looked at to improve the best of them.
 
     Args:
         space: Of a backend whose sections follow others.
         s: The job and cluster.
         plans: Of the space, best first.
+        given: Of the space, improved too.
     """
     found = matching(space, plans)
     if not len(found):
@@ -41,7 +42,8 @@ def matched(space: LegalSpace, s: Setup, plans: PlanBatch) -> PlanBatch:
     if not len(found):
         return found
     starts = _starts(space, estimate_blocks(s.job, found, s.cluster))
-    return concatenate([found, *(_improved(space, s, found.take(np.array([row]))) for row in starts)])
+    begun = [*(found.take(np.array([row])) for row in starts), *(given.take(np.array([i])) for i in range(len(given)))]
+    return concatenate([found, *(_improved(space, s, plan) for plan in begun)])
 
 
 def matching(space: LegalSpace, plans: PlanBatch) -> PlanBatch:

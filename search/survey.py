@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.rules import legal as is_legal
 from search.matched import matched
-from search.optimum import Optimum, fits, is_in, optimum, ranking
+from search.optimum import Optimum, fits, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
 from space.axes import Space
@@ -156,7 +156,12 @@ class Survey:
 
 
 def survey(
-    job: Job, cluster: Cluster, *, backend: Backend | None = None, fix: Mapping[str, int] | None = None
+    job: Job,
+    cluster: Cluster,
+    *,
+    backend: Backend | None = None,
+    fix: Mapping[str, int] | None = None,
+    known: Sequence[Plan] = (),
 ) -> Survey:
     """Take the space apart and price it, whole if it is small enough.
 
@@ -165,6 +170,7 @@ def survey(
         cluster: Where it runs.
         backend: What must be able to run the plans; None for anything.
         fix: Columns of a plan that are given.
+        known: Plans to start from too, whose values are worth considering.
 
     Raises:
         InputError: the job has no lengths, or no plan is legal.
@@ -172,17 +178,19 @@ def survey(
     if job.lengths is None:
         raise InputError("job: workload.lengths", "must be given, or measured by a search of this job first")
     setting = setting_of(job, cluster, backend).with_fixed(frozenset(fix or {}))
-    space = default_space(setting, fix)
+    given = batch_of([plan for plan in known if is_legal(batch_of([plan]), setting)[0]])
+    space = default_space(setting, fix, also=given)
     legal = legal_space(space, setting)
+    given = given.take(np.flatnonzero(space.holds(given)))
     if legal.num_plans == 0:
         raise InputError("job", "must have a legal plan on this cluster", "none")
     if legal.num_plans <= LISTED:
         batch, proved = enumerate_legal(space, setting).batch, True
         priced = estimate_blocks(job, batch.take(np.flatnonzero(is_legal(batch, setting))), cluster)
     else:
-        priced, proved = _searched(legal, job, cluster)
+        priced, proved = _searched(legal, job, cluster, given)
         if setting.is_coupled:
-            priced, proved = _matched(legal, priced, setup(job, cluster), proved=proved)
+            priced, proved = _matched(legal, priced, setup(job, cluster), given, proved=proved)
     plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
     return Survey(
         job=job,
@@ -220,11 +228,12 @@ def _parts(legal: LegalSpace) -> list[LegalSpace]:
     return [legal_space(legal.space, replace(setting, job=with_limits(setting.job, limits))) for limits in wanted]
 
 
-def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, bool]:
+def _searched(legal: LegalSpace, job: Job, cluster: Cluster, given: PlanBatch) -> tuple[Estimate, bool]:
     """The best plan with those priced on the way to it, presets, and neighbours of the best few; and whether it is
     proved the best."""
     s, parts = setup(job, cluster), _parts(legal)
-    named = batch_of([plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)])
+    named = batch_of(list(presets(legal.setting).values()))
+    named = concatenate([given, named.take(np.flatnonzero(legal.space.holds(named)))])
     found = [(part, best) for part in parts if (best := _best(part, s, PROOF_WORK // len(parts)))]
     if not found:
         rule = "must have a plan that fits in memory on this cluster and is found in time"
@@ -239,11 +248,11 @@ def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, 
     return estimate_blocks(job, _distinct(legal, batch), cluster), proved
 
 
-def _matched(legal: LegalSpace, found: Estimate, s: Setup, *, proved: bool) -> tuple[Estimate, bool]:
+def _matched(legal: LegalSpace, found: Estimate, s: Setup, given: PlanBatch, *, proved: bool) -> tuple[Estimate, bool]:
     """Plans for a backend that runs several sections on one engine, and whether the best is proved so: if it is as
     fast as the best plan whose sections need not match."""
     order = np.lexsort((found.step_seconds, ~fits(s, found)))
-    batch = matched(legal, s, found.batch.take(order))
+    batch = matched(legal, s, found.batch.take(order), given)
     if not len(batch):
         rule = "must have a plan whose sections match where the backend runs them on one engine"
         raise InputError("job", rule, "none that is near the best plans")

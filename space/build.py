@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from ir.batch import CODES, COLUMNS, FLAGS, HOME, ROLES, Column, fields_of, owner_of
+from ir.batch import CODES, COLUMNS, FLAGS, HOME, ROLES, Column, PlanBatch, fields_of, owner_of
 from ir.errors import InputError
 from ir.graph import Op
 from ir.plan import SECTIONS, Count, Positive, Update
@@ -30,13 +30,20 @@ MAX_PIPELINE, MAX_CONTEXT, MAX_PIECES = 16, 16, 8
 MAX_CONCURRENCY = 2048
 
 
-def default_space(setting: Setting, fix: Mapping[str, int] | None = None) -> Space:
-    """Every free column with the values worth considering, kept to the setting's backend; `fix` pins columns.
+def default_space(setting: Setting, fix: Mapping[str, int] | None = None, *, also: PlanBatch | None = None) -> Space:
+    """Every free column with the values worth considering, kept to the setting's backend.
+
+    Args:
+        setting: Job, devices and backend.
+        fix: Columns that have just this value.
+        also: Plans whose values are worth considering too.
 
     Raises:
         InputError: a pinned column that the job's plans do not have, or one that is left without a value.
     """
     values = _columns(setting)
+    if also is not None:
+        values = {name: tuple(sorted({*options, *_taken(also, name)})) for name, options in values.items()}
     for name, value in (fix or {}).items():
         if name not in values:
             raise InputError(f"fix {name}", "must be an axis of this job's plans", name)
@@ -49,6 +56,12 @@ def default_space(setting: Setting, fix: Mapping[str, int] | None = None) -> Spa
         axes=tuple(Axis(name=name, values=values[name], ordered=not _is_label(name)) for name in free),
         constants={name: values[name][0] for name in COLUMNS if len(values.get(name, ())) == 1},
     )
+
+
+def _taken(plans: PlanBatch, name: str) -> list[int]:
+    """Values that a column has in plans."""
+    active = Axis(name=name, values=(0,), ordered=False).active(plans)
+    return [int(value) for value in np.unique(plans[name][active])]
 
 
 def parse_fix(text: str) -> tuple[str, int]:

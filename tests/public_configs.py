@@ -17,13 +17,10 @@ from ir.job import Job, resolve, with_limits
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.systems import load_cluster
-from search.best import best_within
+from search.best import best_against
 from search.compare import Comparison, compare
 
 FOLDER = Path(__file__).parent / "data" / "public"
-
-NATIVE = {"generate.precision": 0, "update_actor.precision": 0, "update_critic.precision": 0}
-"""The better plan must train the same numbers: no fp8."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,7 @@ class PublicConfig:
 
     def best(self) -> Plan:
         """The best plan that its framework can run on as many devices."""
-        fixed = {name: 0 for name in NATIVE if not name.startswith("update_critic") or self.plan.update_critic}
-        return best_within(self.job, self.cluster, self.plan.num_devices, backend=backend(self.framework), fix=fixed)
+        return best_against(self.plan, self.job, self.cluster, backend=backend(self.framework))
 
     def compared(self) -> Comparison:
         """It and the best plan."""

@@ -232,7 +232,7 @@ def test_state_by_hand() -> None:
     parameters = 596_049_920
     assert sizes[Op.SYNC_WEIGHTS, Op.GENERATE, State.ACTOR_WEIGHTS] == parameters
     assert sizes[Op.UPDATE_ACTOR, Op.OLD_LOGPROB, State.ACTOR_WEIGHTS] == 2 * parameters
-    assert sizes[Op.UPDATE_CRITIC, Op.UPDATE_CRITIC, State.CRITIC_OPTIMIZER] == 12 * parameters
+    assert sizes[Op.UPDATE_CRITIC, Op.UPDATE_CRITIC, State.CRITIC_OPTIMIZER] == 12 * (parameters + 1024)
     assert sizes[Op.GENERATE, Op.UPDATE_ACTOR, State.EXPERIENCE] == pytest.approx(3 * 512 * 4 * (1100 + 1000))
     assert [waiting_sequences(rpeg, e) for e in rpeg.state if e.state is State.EXPERIENCE] == [1536]
 

@@ -346,7 +346,7 @@ def test_a_fixed_degree_may_leave_its_domain() -> None:
     assert broken_rules(batch_of([plan]), setting.with_fixed(frozenset({"generate.tp"}))) == []
 
 
-def test_backends_divide_state_in_groups_from_their_own_stage() -> None:
+def test_backends_that_divide_state_in_groups() -> None:
     def plan(zero: int) -> PlanBatch:
         update = {"dp": 4, "zero": zero, "shard": 2, "micro_batch": 4}
         pools = {"rollout": 1, "train": 4}
@@ -356,8 +356,9 @@ def test_backends_divide_state_in_groups_from_their_own_stage() -> None:
         groups = (replace(NODE, domain=2),)
         return broken_rules(plan(zero), Setting(job=GRPO, groups=groups, backend=backend(name)))
 
-    assert (broken("torch", 2), broken("torch", 3), broken("deepspeed", 3)) == ([], [], [])
-    assert broken("deepspeed", 2) == ["mics-divides-weights"]
+    assert (broken("torch", 2), broken("torch", 3)) == ([], [])
+    # DeepSpeed 0.19.8 refuses `mics_shard_size`.
+    assert broken("deepspeed", 3) == ["backend-supports-update_actor.shard"]
     assert "backend-supports-update_actor.shard" in broken("megatron", 3)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from executor.imports.shell import words
 from ir.errors import InputError
 
@@ -96,10 +98,6 @@ def _overrides(text: str, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def _yaml(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    try:
-        import yaml  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise InputError(where, "must be a script, or PyYAML must be installed to read YAML") from error
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:

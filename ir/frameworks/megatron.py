@@ -108,6 +108,6 @@ REFERENCE_LIKE_ACTOR = job_rule(
 
 CRITIC_LIKE_ACTOR = job_rule(
     "critic-is-like-the-actor",
-    lambda s: s.job.models.get(Role.CRITIC, s.job.actor) == s.job.actor,
+    lambda s: Role.CRITIC not in s.job.models or s.is_like_the_actor(Role.CRITIC),
     "the framework must be one whose critic can have another shape than the actor: models.critic",
 )
