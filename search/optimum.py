@@ -29,7 +29,7 @@ from space.enumerate import LegalSpace
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-MOST_WORK = 20_000_000
+MOST_WORK = 100_000_000
 """Partial plans after which the search gives up the proof."""
 
 SLACK = 1.15

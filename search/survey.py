@@ -24,7 +24,7 @@ from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.rules import legal as is_legal
 from search.matched import matched
-from search.optimum import Optimum, fits, is_in, optimum, ranking
+from search.optimum import MOST_WORK, Optimum, fits, is_in, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
 from space.axes import Space
@@ -37,9 +37,6 @@ __all__ = ["MODEL_VERSION", "Survey", "survey"]
 
 LISTED = 300_000
 """Legal plans up to which all are listed and priced; of a larger space, the best with those around it."""
-
-PROOF_WORK = 40_000_000
-"""Partial plans that may be looked at to prove that no other plan is faster."""
 
 AROUND = 6
 """Plans whose neighbours are priced too."""
@@ -224,8 +221,8 @@ def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, 
     """The best plan with those priced on the way to it, presets, and neighbours of the best few; and whether it is
     proved the best."""
     s, parts = setup(job, cluster), _parts(legal)
-    named = batch_of([plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)])
-    found = [(part, best) for part in parts if (best := _best(part, s, PROOF_WORK // len(parts)))]
+    named = [plan for plan in presets(legal.setting).values() if is_in(legal.space, plan)]
+    found = [(part, best) for part in parts if (best := _best(part, s, named, MOST_WORK // len(parts)))]
     if not found:
         rule = "must have a plan that fits in memory on this cluster and is found in time"
         raise InputError("job", rule, f"{legal.num_plans:,} legal ones")
@@ -234,7 +231,7 @@ def _searched(legal: LegalSpace, job: Job, cluster: Cluster) -> tuple[Estimate, 
         for part, best in found
         for row in _unlike(best.priced, ranking(s, best.priced), max(AROUND // len(parts), 1))
     ]
-    batch = concatenate([*(best.priced.batch for _, best in found), named, *around])
+    batch = concatenate([*(best.priced.batch for _, best in found), batch_of(named), *around])
     proved = job.document.objective == "step_time" and found[0][1].proved
     return estimate_blocks(job, _distinct(legal, batch), cluster), proved
 
@@ -252,12 +249,14 @@ def _matched(legal: LegalSpace, found: Estimate, s: Setup, *, proved: bool) -> t
     return priced, proved and bool(least <= found.step_seconds[order[0]] * (1 + 1e-9))
 
 
-def _best(legal: LegalSpace, s: Setup, most_work: int) -> Optimum | None:
-    """The best plan of a space; None if none fits."""
+def _best(legal: LegalSpace, s: Setup, named: list[Plan], most_work: int) -> Optimum | None:
+    """The best plan of a space, or of some named ones if there is not work enough; None if none fits."""
     if legal.num_plans == 0:
         return None
+    limits, devices = legal.setting.job.limits, legal.setting.num_devices
+    known = [plan for plan in named if limits.allows(np.array([plan.num_devices]), devices)[0]]
     try:
-        return optimum(legal, s, most_work=most_work)
+        return optimum(legal, s, known=batch_of(known) if known else None, most_work=most_work)
     except InputError:
         return None
 
