@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,13 +71,14 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     engines = np.maximum(b["devices.rollout"] / engine, 1.0)
     trainers = b["devices.actor"].astype(np.float64)
     copied = copy_seconds(machine, size / engine)
-    methods = [
-        _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
-        _broadcast_seconds(machine, shape, b, size),
-        pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
-        2.0 * size / steps().sync.disk,
+    methods: list[Callable[[], Float]] = [
+        lambda: _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
+        lambda: _broadcast_seconds(machine, shape, b, size),
+        lambda: pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
+        lambda: 2.0 * size / steps().sync.disk,
     ]
-    chosen = np.select([b["sync"] == code for code in range(len(methods))], methods)
+    codes = np.unique(b["sync"]).tolist()
+    chosen = np.select([b["sync"] == code for code in codes], [methods[code]() for code in codes])
     return np.asarray(steps().sync.pause_s + copied + chosen)
 
 

@@ -29,13 +29,13 @@ from space.enumerate import LegalSpace
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-MOST_WORK = 20_000_000
+MOST_WORK = 100_000_000
 """Partial plans after which the search gives up the proof."""
 
-SLACK = 1.15
+SLACK = 1.3
 """A first guess over what the busiest pool of any plan takes at least."""
 
-RAISES = tuple(float(1.25 ** (i * (i + 1) // 2)) for i in range(7))
+RAISES = tuple(float(1.15**i) for i in (0, 1, 2, 3, 5, 8, 13, 21))
 """What a guess that was too low is multiplied by, before there is none any more."""
 
 WORK_GRAPH = 10_000

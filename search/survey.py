@@ -24,7 +24,7 @@ from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.rules import legal as is_legal
 from search.matched import matched
-from search.optimum import Optimum, fits, optimum, ranking
+from search.optimum import MOST_WORK, Optimum, fits, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
 from space.axes import Space
@@ -37,9 +37,6 @@ __all__ = ["MODEL_VERSION", "Survey", "survey"]
 
 LISTED = 300_000
 """Legal plans up to which all are listed and priced; of a larger space, the best with those around it."""
-
-PROOF_WORK = 40_000_000
-"""Partial plans that may be looked at to prove that no other plan is faster."""
 
 AROUND = 6
 """Plans whose neighbours are priced too."""
@@ -234,7 +231,7 @@ def _searched(legal: LegalSpace, job: Job, cluster: Cluster, given: PlanBatch) -
     s, parts = setup(job, cluster), _parts(legal)
     named = batch_of(list(presets(legal.setting).values()))
     named = concatenate([given, named.take(np.flatnonzero(legal.space.holds(named)))])
-    found = [(part, best) for part in parts if (best := _best(part, s, PROOF_WORK // len(parts)))]
+    found = [(part, best) for part in parts if (best := _best(part, s, named, MOST_WORK // len(parts)))]
     if not found:
         rule = "must have a plan that fits in memory on this cluster and is found in time"
         raise InputError("job", rule, f"{legal.num_plans:,} legal ones")
@@ -261,12 +258,15 @@ def _matched(legal: LegalSpace, found: Estimate, s: Setup, given: PlanBatch, *, 
     return priced, proved and bool(least <= found.step_seconds[order[0]] * (1 + 1e-9))
 
 
-def _best(legal: LegalSpace, s: Setup, most_work: int) -> Optimum | None:
-    """The best plan of a space; None if none fits."""
+def _best(legal: LegalSpace, s: Setup, named: PlanBatch, most_work: int) -> Optimum | None:
+    """The best plan of a space, or of some named ones if there is not work enough; None if none fits."""
     if legal.num_plans == 0:
         return None
+    limits, devices = legal.setting.job.limits, legal.setting.num_devices
+    used = np.array([named.plan(row).num_devices for row in range(len(named))], dtype=np.int64)
+    known = named.take(np.flatnonzero(limits.allows(used, devices)))
     try:
-        return optimum(legal, s, most_work=most_work)
+        return optimum(legal, s, known=known if len(known) else None, most_work=most_work)
     except InputError:
         return None
 
