@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -108,6 +109,6 @@ REFERENCE_LIKE_ACTOR = job_rule(
 
 CRITIC_LIKE_ACTOR = job_rule(
     "critic-is-like-the-actor",
-    lambda s: s.job.models.get(Role.CRITIC, s.job.actor) == s.job.actor,
+    lambda s: replace(s.job.models.get(Role.CRITIC, s.job.actor), scores=False) == s.job.actor,
     "the framework must be one whose critic can have another shape than the actor: models.critic",
 )
