@@ -266,6 +266,8 @@ def export_(options: argparse.Namespace) -> int:
     path = Path(options.plan)
     home = path if path.is_dir() else path.parent
     beside = str(home / CLUSTER) if (home / CLUSTER).exists() else None
+    if options.job is None and not (home / JOB).exists():
+        raise InputError("job", "must be given with --job where no job.toml is beside the plan", home / JOB)
     job, cluster = load_job(options.job or home / JOB), _cluster(options.cluster or beside) or _measured_cluster()
     name = str(path / BEST) if path.is_dir() else options.plan
     plan = load_plan(name, setting_of(job, cluster))

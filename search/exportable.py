@@ -25,8 +25,9 @@ def require(plan: Plan, job: Job, cluster: Cluster, name: str, *, where: str) ->
         check(plan, setting, where=where)
     except InputError as error:
         near = nearest(plan, setting)
-        cure = "it can run no plan of this job" if near is None else f"nearest is {' '.join(changes(plan, near))}"
-        raise InputError(error.where, f"{error.rule}; {cure}", error.got) from error
+        got = "" if error.got is None else f"{error.got}; "
+        cure = "it can run no plan of this job" if near is None else f"nearest: {' '.join(changes(plan, near))}"
+        raise InputError(error.where, error.rule, got + cure) from error
 
 
 def predicted_notes(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:

@@ -75,12 +75,19 @@ def _nearest(legal: LegalSpace, cluster: Cluster, plan: PlanBatch) -> Plan | Non
 
 
 def changes(plan: Plan, other: Plan) -> tuple[str, ...]:
-    """AXIS=VALUE of `other` where it is not like `plan`."""
+    """AXIS=VALUE of `other` where it is not like `plan`; stages that it lacks come last."""
     before, after = plain(plan), plain(other)
-    return tuple(
-        f"{section}.{name}={fields.get(name, 'none')}"
-        for section, fields in after.items()
-        if isinstance(fields, dict)
-        for name in dict.fromkeys([*fields, *before[section]])
-        if before[section].get(name) != fields.get(name)
-    )
+    found = [f"{name}={after[name]}" for name in ("staleness", "in_flight", "sync") if before[name] != after[name]]
+    if before["pools"] != after["pools"]:
+        found.insert(0, "pools " + " + ".join(f"{pool.name} {pool.devices}" for pool in other.pools))
+    for section, fields in after.items():
+        if isinstance(fields, dict):
+            old = before.get(section, {})
+            names = [name for name in dict.fromkeys([*fields, *old]) if old.get(name) != fields.get(name)]
+            found += [f"{section}.{name}={_written(fields.get(name))}" for name in names if name != "pool"]
+    gone = [section for section, fields in before.items() if isinstance(fields, dict) and section not in after]
+    return (*found, *(f"no stage {section}" for section in gone))
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else str(value)
