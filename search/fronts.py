@@ -20,7 +20,7 @@ from analytic.estimate import section_cost
 from analytic.memory import TRAINED_BY
 from analytic.setup import Setup
 from ir.batch import CODES
-from ir.graph import Op
+from ir.graph import ROLE_OF, Op
 from search.options import Options, distinct, nothing, ranges
 from search.skyline import beaten_by_few
 from space.enumerate import LegalSpace
@@ -29,8 +29,12 @@ from space.tables import KEYS, Key, SectionTable
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-FASTEST = {"recompute": CODES["recompute"].index("none"), "offload": CODES["offload"].index("none")}
-"""Values of fields that no other is faster than: what the others save is memory."""
+FASTEST = {
+    "recompute": tuple(CODES["recompute"].index(name) for name in ("none", "selective")),
+    "offload": (CODES["offload"].index("none"),),
+}
+"""Values of fields that no other is faster than: what the others save is memory. Selective recomputation may save a
+little time where experts' exchanges hide under it."""
 
 WITHIN_CLASS = (
     "concurrency", "memory_percent", "prefill_tokens", "draft_tokens", "micro_batch", "micro_tokens", "vpp", "schedule",
@@ -132,7 +136,10 @@ class SectionFronts:
     @cached_property
     def _least(self) -> Float:
         """Seconds below which no layout of a row is, float64[m]."""
-        rows, levels = np.arange(len(self.table.rows)), _fastest(self.table)
+        rows, levels = (
+            np.arange(len(self.table.rows)),
+            _fastest(self.table, self.setup.job.models[ROLE_OF[self.op]].is_moe),
+        )
         if len(rows) == 0:
             return np.zeros(0)
         cost = self._price(self._columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
@@ -283,13 +290,14 @@ def _degrees(x: Columns) -> Int:
     return code
 
 
-def _fastest(table: SectionTable) -> Int:
+def _fastest(table: SectionTable, is_moe: bool) -> Int:
     """Combinations of the free fields among which are the fastest."""
     code = np.zeros(1, dtype=np.int64)
     for name, values in table.free:
         some = np.arange(len(values))
-        if FASTEST.get(name) in values:
-            some = np.array([values.index(FASTEST[name])])
+        fastest = [value for value in FASTEST.get(name, ())[: 1 + is_moe] if value in values]
+        if fastest:
+            some = np.array([values.index(value) for value in fastest])
         elif name == "memory_percent":
             # A cache of all slots at their longest, or the largest share of memory.
             some = np.unique(some[[0, -1]])
