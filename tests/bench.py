@@ -235,6 +235,25 @@ def compare(run: Path) -> None:
             emit(f"run.best_over_{name.replace('-', '_')}", value, "ratio", steps=len(ours))
 
 
+def public_figures() -> None:
+    """Public configurations that are read, judged and compared with the best plan that their framework can run on as
+    many devices; the median of the predicted step over that plan's."""
+    from public_configs import CONFIGS
+
+    gains = [config.compared().gain for config in CONFIGS]
+    emit("import.public_configs", len(gains), "configurations")
+    emit("compare.median_predicted_gain", float(np.median(gains)), "ratio", least=min(gains), most=max(gains))
+
+
+def export_figures() -> None:
+    """Plans that frameworks' own loaders take, each in an environment that is made if it is not there."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "exports" / "run.py")], stdout=subprocess.PIPE, text=True
+    )
+    print(done.stdout, file=sys.stderr)
+    print("\n".join(line for line in done.stdout.splitlines() if line.startswith("{")), flush=True)
+
+
 @contextmanager
 def run_directory() -> Iterator[tuple[Path, float | None]]:
     """The one given on the command line, or that of a search made now."""
@@ -252,6 +271,8 @@ def main() -> None:
     over_presets()
     ir_figures()
     model_speed()
+    public_figures()
+    export_figures()
     with run_directory() as (run, total_s):
         trial_figures(run, total_s)
         compare(run)

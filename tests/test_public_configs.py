@@ -1,31 +1,40 @@
-"""Configurations that frameworks publish are read as jobs and plans, and priced."""
+"""Configurations that frameworks publish are read as jobs and plans, judged, and bettered."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from public_configs import CONFIGS, PublicConfig
 
 from analytic.estimate import estimate
-from executor.imports.importers import importer
 from ir.batch import batch_of
-from ir.job import resolve
 from ir.rules import check
 from ir.setting import setting_of
-from ir.systems import load_cluster
-
-PUBLIC = Path(__file__).parent / "data" / "public"
-CONFIGS = sorted(path for path in PUBLIC.glob("*/*") if path.is_file())
+from search.compare import comparison_text
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=[f"{path.parent.name}/{path.stem}" for path in CONFIGS])
-def test_a_public_configuration_is_read_and_priced(path: Path) -> None:
-    """A folder has the name of its framework's importer."""
-    found = importer(path.parent.name)(path.read_text(), where=path.name)
+def test_there_are_many() -> None:
+    assert len(CONFIGS) >= 20
+    assert {config.framework for config in CONFIGS} == {"areal", "nemo-rl", "openrlhf", "trl", "verl"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=[config.name for config in CONFIGS])
+def test_a_public_configuration_is_read_and_priced(config: PublicConfig) -> None:
+    found = config.imported
     assert found.plan.num_devices <= found.devices == found.nodes * found.per_node
-    job, cluster = resolve(found.job, path.parent, where=path.name), load_cluster(f"dgx-h100:{found.devices}")
-    check(found.plan, setting_of(job, cluster), where=path.name)
-    estimates = estimate(job, batch_of([found.plan]), cluster)
-    assert np.isfinite(estimates.step_seconds).all() and (estimates.step_seconds > 0).all()
-    assert (estimates.memory.fill > 0).all()
+    check(found.plan, setting_of(config.job, config.cluster), where=config.name)
+    priced = estimate(config.job, batch_of([found.plan]), config.cluster)
+    assert np.isfinite(priced.step_seconds).all() and (priced.step_seconds > 0).all()
+    assert (priced.memory.fill > 0).all()
+
+
+@pytest.mark.parametrize("name", ["verl/grpo-qwen2.5-7b-megatron", "openrlhf/ppo-readme", "areal/gsm8k-grpo-megatron"])
+def test_a_better_plan_is_offered_that_the_framework_can_run(name: str) -> None:
+    config = next(config for config in CONFIGS if config.name == name)
+    found, best = config.compared(), config.best()
+    assert found.gain > 1.05 and found.misfits[1] is None
+    check(best, config.setting)
+    assert best.num_devices <= config.plan.num_devices and best.staleness <= config.plan.staleness
+    assert best.generate.precision == config.plan.generate.precision
+    text = comparison_text(found)
+    assert "the change that gains most first" in text and "x as fast as" in text
