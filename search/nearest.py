@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ from ir.rules import legal
 from ir.setting import Setting
 from space.build import default_space
 from space.enumerate import Case, Factor, LegalSpace, Sizes, legal_space
+from space.presets import presets
 from space.tables import SectionTable
 
 STRUCTURES = 64
@@ -26,6 +28,9 @@ SIZES = 4
 
 LAYOUTS = 24
 """Layouts of a section that are looked at."""
+
+ADAPTED = 2
+"""Presets that are adapted to a backend."""
 
 ONE = 1000.0
 """What a changed column counts; how far it is changed only decides between equals."""
@@ -48,6 +53,16 @@ def nearest(plan: Plan, setting: Setting) -> Plan | None:
             if distance.min() < least:
                 best, least = near.plan(int(np.argmin(distance))), float(distance.min())
     return best
+
+
+def adapted(setting: Setting) -> dict[str, Plan]:
+    """The plans that a backend can run nearest to its framework's presets, or to the first ones, by name."""
+    if setting.backend is None:
+        return {}
+    free, name = presets(replace(setting, backend=None)), setting.backend.name
+    own = [preset for preset in free if preset.startswith(name)] or list(free)
+    near = {f"near {preset}": nearest(free[preset], setting) for preset in own[:ADAPTED]}
+    return {preset: plan for preset, plan in near.items() if plan is not None}
 
 
 def _distance(

@@ -24,6 +24,7 @@ from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.rules import legal as is_legal
 from search.matched import matched
+from search.nearest import adapted
 from search.optimum import MOST_WORK, Optimum, fits, optimum, ranking
 from search.problem import Candidates
 from search.relevance import plan_keys, relevance_from
@@ -117,8 +118,8 @@ class Survey:
 
     @cached_property
     def presets(self) -> dict[str, Plan]:
-        """The presets that are legal here."""
-        return presets(self.setting)
+        """The presets that are legal here; where none is legal for the backend, what is nearest to some."""
+        return presets(self.setting) or adapted(self.setting)
 
     @cached_property
     def preset_estimate(self) -> Estimate:
