@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     describe.add_argument("--out", type=Path, metavar="FILE", help="the SVG (NAME.svg)")
     describe.add_argument("--mermaid", action="store_true", help="print Mermaid in place of the tree")
     export = command(export_, "write a plan as the configuration of a framework")
-    export.add_argument("plan", help="plan.toml, a run directory, or the name of a preset")
+    export.add_argument("plan", help="plan.toml, a folder of a search or an import, or the name of a preset")
     export.add_argument("--to", action="append", required=True, metavar="NAME", help="framework; repeatable")
     export.add_argument("--job", type=Path, metavar="JOB", help="job.toml (the one beside the plan)")
     cluster(export).add_argument("--out", type=Path, metavar="DIR", help="folder (export, beside the plan)")
@@ -256,6 +256,7 @@ def export_(options: argparse.Namespace) -> int:
     from executor.export.exporters import exporter
     from executor.export.production import Production
     from executor.export.write import write_exports
+    from executor.imports.write import PLAN
     from ir.job import load_job
     from ir.lower import lower
     from ir.rules import setting_of
@@ -269,7 +270,9 @@ def export_(options: argparse.Namespace) -> int:
     if options.job is None and not (home / JOB).exists():
         raise InputError("job", "must be given with --job where no job.toml is beside the plan", home / JOB)
     job, cluster = load_job(options.job or home / JOB), _cluster(options.cluster or beside) or _measured_cluster()
-    name = str(path / BEST) if path.is_dir() else options.plan
+    name = options.plan
+    if path.is_dir():
+        name = str(next((path / plan for plan in (BEST, PLAN) if (path / plan).exists()), path / BEST))
     plan = load_plan(name, setting_of(job, cluster))
     targets = [exporter(to) for to in options.to]
     for target in targets:

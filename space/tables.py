@@ -162,8 +162,11 @@ def structure_table(space: Space, setting: Setting) -> Columns:
     """Every legal combination of placement, staleness, sync, fusions and shared models; pool sizes apart.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or a rule refuses the job whatever its plan.
     """
+    for rule in structure_rules(setting):
+        if not rule.reads and not np.all(rule.holds({}, setting)):
+            raise InputError("job", f"{rule.message} (rule {rule.name})")
     roles = setting.roles
     conditions = [
         Condition(reads=frozenset(rule.reads), holds=partial(_swapped, rule.holds, setting))

@@ -28,7 +28,9 @@ def test_a_public_configuration_is_read_and_priced(config: PublicConfig) -> None
     assert (priced.memory.fill > 0).all()
 
 
-@pytest.mark.parametrize("name", ["verl/grpo-qwen2.5-7b-megatron", "openrlhf/reinforce-hybrid-engine", "areal/gsm8k-grpo-megatron"])
+@pytest.mark.parametrize(
+    "name", ["verl/grpo-qwen2.5-7b-megatron", "openrlhf/reinforce-hybrid-engine", "areal/gsm8k-grpo-megatron"]
+)
 def test_a_better_plan_is_offered_that_the_framework_can_run(name: str) -> None:
     config = next(config for config in CONFIGS if config.name == name)
     found, best = config.compared(), config.best()
