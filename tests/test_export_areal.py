@@ -162,8 +162,8 @@ def wide(plan: Plan, devices: int = 8) -> Plan:
 
 REFUSED = {
     "areal-servers-run-alone": changed(all_in_one(ASYNC), generate={"concurrency": 64}),
-    "areal-fsdp-scatters-heads": changed(wide(ASYNC), update_actor={"cp": 8, "dp": 1}, old_logprob={"cp": 8}),
-    "areal-fsdp-recomputes-all": changed(ASYNC, update_actor={"recompute": "selective"}),
+    "fsdp-scatters-heads": changed(wide(ASYNC), update_actor={"cp": 8, "dp": 1}, old_logprob={"cp": 8}),
+    "fsdp-recomputes-whole-layers": changed(ASYNC, update_actor={"recompute": "selective"}),
     "areal-deals-prompts-out-evenly": changed(wide(ASYNC, 6), update_actor={"dp": 3}),
     "backend-supports-update_actor.offload": changed(ASYNC, update_actor={"offload": "optimizer"}),
     "backend-supports-sync": msgspec.structs.replace(ASYNC, sync="p2p"),

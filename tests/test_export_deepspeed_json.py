@@ -62,7 +62,7 @@ def test_tensor_parallel_devices_are_counted_in_the_batch() -> None:
         ({"offload": "optimizer"}, "backend-supports-update_actor.offload"),
         ({"dp": 2, "pp": 4, "zero": 0}, "backend-supports-update_actor.pp"),
         ({"dp": 2, "tp": 2, "cp": 2}, "deepspeed-divides-tensors-or-sequences"),
-        ({"micro_batch": 24}, "deepspeed-accumulates-whole-micro-batches"),
+        ({"micro_batch": 24}, "micro-batches-are-even"),
         ({"dp": 1, "cp": 8}, "deepspeed-sequences-divide-the-heads"),
     ],
 )

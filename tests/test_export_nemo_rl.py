@@ -157,7 +157,7 @@ REFUSED = {
     "reference_logprob-follows-update_actor": changed(COLOCATED, reference_logprob={"cp": 1, "tp": 4}),
     "reference_logprob-follows-old_logprob": changed(COLOCATED, reference_logprob={"micro_tokens": 2048}),
     "backend-supports-reference_logprob.offload": changed(COLOCATED, reference_logprob={"offload": "none"}),
-    "nemo-rl-fp8-needs-megatron": changed(
+    "fsdp-trains-natively": changed(
         COLOCATED,
         update_actor={"zero": 3, "recompute": "full", "cp": 1, "dp": 4, "micro_tokens": 4096},
         old_logprob={"zero": 3, "cp": 1},

@@ -122,7 +122,7 @@ def test_a_job_without_reference_says_so() -> None:
         (changed(COLOCATED, "old_logprob", zero=0), "old_logprob-follows-update_actor"),
         (
             msgspec.structs.replace(COLOCATED, fusions=Fusions()),
-            "openrlhf-verifies-at-once",
+            "verified-when-finished",
         ),
         (
             msgspec.structs.replace(

@@ -89,7 +89,7 @@ def test_old_logprobs_may_be_folded() -> None:
         (JOBS["ppo"], ASYNC, {"update_critic": Update(pool="critic", dp=4, zero=2, micro_tokens=4096)},
          "fsdp-counts-sequences"),
         (job("ppo", kl=0.0, epochs=2), ASYNC, {}, "critic-trains-once"),
-        (job(prompts_per_step=130, minibatches=1), SYNC, {}, "replicas-divide-the-prompts|passes-are-even"),
+        (job(prompts_per_step=130, minibatches=1), SYNC, {}, "replicas-divide-the-prompts|batches-are-even"),
         (job("dapo", kl=0.0, useful_groups=0.5), SYNC, {"reference_logprob": None}, "backend-runs-the-algorithm"),
     ],
 )  # fmt: skip

@@ -74,7 +74,7 @@ def test_a_server_on_devices_of_its_own() -> None:
     ("plan", "rule"),
     [
         (changed(COLOCATED, "generate", concurrency=64), "trl-engines-take-their-share"),
-        (changed(COLOCATED, "update_actor", micro_batch=24), "trl-accumulates-whole-micro-batches"),
+        (changed(COLOCATED, "update_actor", micro_batch=24), "micro-batches-are-even"),
         (changed(COLOCATED, "old_logprob", micro_batch=16), "old_logprob-follows-update_actor"),
         (changed(COLOCATED, "update_actor", offload="optimizer"), "backend-supports-update_actor.offload"),
         (

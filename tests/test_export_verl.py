@@ -291,7 +291,7 @@ REPLACED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "FSDP divides no tensors": (
         {"update_actor": Update(pool="all", dp=4, tp=2, zero=3, micro_tokens=4096)},
-        "fsdp-divides-states-alone",
+        "fsdp-only-shards",
     ),
     "no sharding of states over part of the pool": (
         {"update_actor": msgspec.structs.replace(FSDP, dp=4)},
@@ -301,7 +301,7 @@ REPLACED: dict[str, tuple[dict[str, Any], str]] = {
         {"reference_logprob": OLD},
         "fsdp-keeps-the-reference-in-host-memory",
     ),
-    "rewards as responses finish": ({"fusions": Fusions()}, "verl-verifies-as-it-generates"),
+    "rewards as responses finish": ({"fusions": Fusions()}, "verified-when-finished"),
     "engines have no pipeline": (
         {"generate": msgspec.structs.replace(GENERATE, pp=2)},
         "backend-supports-generate.pp",
@@ -338,7 +338,7 @@ def test_adapters_are_taken_off_for_the_reference(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="reference_logprob-follows-old_logprob"):
         check(unlike, setting(JOBS["adapters"], 8))
     apart = msgspec.structs.replace(plan, sharing=Sharing())
-    with pytest.raises(InputError, match="verl-takes-the-adapter-off"):
+    with pytest.raises(InputError, match="reference-is-the-actor-without-adapters"):
         check(apart, setting(JOBS["adapters"], 8))
 
 

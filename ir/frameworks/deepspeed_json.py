@@ -3,11 +3,10 @@ model at a time, and of nothing else in a step."""
 
 from __future__ import annotations
 
-import numpy as np
-
 from ir.backend import Backend, Values, codes
-from ir.frameworks.common import UPDATES
-from ir.setting import Columns, LayoutRule, Mask, Section
+from ir.frameworks.common import EVEN_MICRO_BATCHES, UPDATES
+from ir.frameworks.deepspeed import auto_tp
+from ir.setting import LayoutRule
 
 _VALUES: Values = {
     **{f"update.{degree}": (1,) for degree in ("pp", "vpp", "ep", "etp")},
@@ -19,25 +18,9 @@ _VALUES: Values = {
 }
 
 
-def _splits(x: Columns, s: Section) -> Mask:
-    """Whether AutoTP divides every layer evenly."""
-    whole = s.shape.moe is None and (s.shape.mla is not None or s.shape.kv_heads % x["tp"] == 0)
-    return np.asarray((x["tp"] == 1) | whole)
-
-
-def _accumulates(x: Columns, s: Section) -> Mask:
-    return np.asarray(s.sequences % np.maximum(x["micro_batch"].astype(np.int64) * x["dp"], 1) == 0)
-
-
 _LAYOUT_RULES = (
-    LayoutRule(
-        name="deepspeed-divides-tensors-evenly",
-        ops=UPDATES,
-        path="tp",
-        reads=("tp",),
-        holds=_splits,
-        message="must be 1 for models with experts and divide the KV heads of others, for DeepSpeed's AutoTP",
-    ),
+    auto_tp(*UPDATES),
+    EVEN_MICRO_BATCHES,
     LayoutRule(
         # The mesh made of data_parallel_size and sequence_parallel_size has no third side.
         name="deepspeed-divides-tensors-or-sequences",
@@ -54,14 +37,6 @@ _LAYOUT_RULES = (
         reads=("cp",),
         holds=lambda x, s: s.shape.heads % x["cp"] == 0,
         message="must divide the attention heads, which DeepSpeed's Ulysses deals out",
-    ),
-    LayoutRule(
-        name="deepspeed-accumulates-whole-micro-batches",
-        ops=UPDATES,
-        path="micro_batch",
-        reads=("dp", "micro_batch"),
-        holds=_accumulates,
-        message="times dp must divide the sequences of a minibatch, for gradient_accumulation_steps is an integer",
     ),
 )
 

@@ -7,30 +7,30 @@ The policy's workers train, score and hold the reference, on DTensor (`zero` 3, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ir.backend import DEGREES, Backend, Follower, Values, codes
-from ir.batch import FLAGS
-from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES, UPDATES_FILL_THE_POOL, together
+from ir.frameworks.common import (
+    ONE_KIND_OF_DEVICE,
+    TRAINERS,
+    UPDATES_FILL_THE_POOL,
+    even_batches,
+    flags,
+    together,
+)
+from ir.frameworks.fsdp import RECOMPUTES_WHOLE_LAYERS, TRAINS_NATIVELY, is_fsdp, only_shards
+from ir.frameworks.jobs import EVERY_RESPONSE, NO_REWARD_MODEL, job_rule
 from ir.graph import Op
 from ir.job import Role
-from ir.plan import SECTIONS, Generate, Pass
+from ir.plan import SECTIONS
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
-
-_PASSES = tuple(op for op, kind in SECTIONS.items() if kind is Pass)
-_TRAINERS = (*_PASSES, *UPDATES)
-_SHARDED = 3
-_SELECTIVE, _FP8 = codes("recompute", "selective")[0], codes("precision", "fp8")[0]
 
 _VALUES: Values = {
     **ONE_KIND_OF_DEVICE,
+    **flags("fusions.fold_old_logprob", "fusions.reward_with_generation"),
     # vLLM's pipelines need the asynchronous engine, whatever else the plan says.
     "generate.pp": (1,),
-    "update.zero": (0, 1, _SHARDED),
+    "update.zero": (0, 1, 3),
     # No key sets virtual stages.
     "update.vpp": (1,),
     # Weights of the reference are kept in host memory and swapped in for its pass.
@@ -38,13 +38,7 @@ _VALUES: Values = {
     # Values are computed and trained with the model brought in for each.
     "update_critic.offload": codes("offload", "all"),
     "sync": codes("sync", "reshard", "broadcast"),
-    **{flag: (0,) for flag in FLAGS if flag not in ("fusions.fold_old_logprob", "fusions.reward_with_generation")},
 }
-
-
-def _of_job(name: str, holds: Callable[[Setting], bool], message: str) -> Rule:
-    """A rule on the job alone."""
-    return Rule(name=name, path="generate.pool", reads=(), holds=lambda _b, s: holds(s), message=message)
 
 
 def _sampled_when_fresh(b: Columns, s: Setting) -> Mask:
@@ -69,41 +63,20 @@ _RULES = (
         holds=_sampled_when_fresh,
         message="must be 0 for dapo with NeMo-RL, which has no dynamic sampling in asynchronous runs",
     ),
-    _of_job(
-        "nemo-rl-scores-by-an-environment",
-        lambda s: Role.REWARD not in s.job.models,
-        "the job must have a verifier for NeMo-RL, whose reward model runs on nodes apart from the plan's",
-    ),
-    _of_job(
+    job_rule(
         "nemo-rl-goes-over-a-batch-once",
         lambda s: s.job.workload.epochs == 1 or s.job.algorithm.uses_critic,
         "the job's workload.epochs must be 1 for NeMo-RL, but for ppo",
     ),
-    _of_job(
+    job_rule(
         "nemo-rl-reference-is-the-actor",
         lambda s: s.job.document.models.reference in (None, s.job.document.models.actor),
         "the job's models.reference must be that of models.actor for NeMo-RL, which copies the policy",
     ),
-    _of_job(
-        "nemo-rl-abandons-nothing",
-        lambda s: s.job.workload.oversampling == 1.0,
-        "the job's workload.oversampling must be 1 for NeMo-RL, which waits for every response",
-    ),
+    # Its reward models run on nodes apart from the plan's.
+    NO_REWARD_MODEL,
+    EVERY_RESPONSE,
 )
-
-
-def _sharded(x: Columns) -> Mask:
-    return np.asarray(x["zero"] == _SHARDED)
-
-
-def _replicas(x: Columns, s: Section) -> NDArray[Any]:
-    replica = x["tp"].astype(np.int64) * x["pp"] * x["cp"]
-    return np.asarray(x["dp"]) if s.op in UPDATES else np.maximum(x["devices"] // replica, 1)
-
-
-def _dealt_evenly(x: Columns, s: Section) -> Mask:
-    share = _replicas(x, s).astype(np.int64) * np.maximum(x["micro_batch"], 1)
-    return np.asarray(s.sequences % share == 0)
 
 
 def _whole_nodes(x: Columns, s: Section) -> Mask:
@@ -115,7 +88,7 @@ def _context_is_supported(x: Columns, s: Section) -> Mask:
     """Packed with Megatron, unpacked with DTensor, whose value model has none at all."""
     critic = s.op in (Op.VALUES, Op.UPDATE_CRITIC)
     unpacked = (x["micro_tokens"] == 0) & (not critic)
-    return np.asarray((x["cp"] == 1) | np.where(_sharded(x), unpacked, x["micro_tokens"] > 0))
+    return np.asarray((x["cp"] == 1) | np.where(is_fsdp(x), unpacked, x["micro_tokens"] > 0))
 
 
 _LAYOUT_RULES = (
@@ -129,35 +102,16 @@ _LAYOUT_RULES = (
         holds=_whole_nodes,
         message="must be of whole nodes where there are several, for NeMo-RL",
     ),
-    LayoutRule(
-        # shard_by_batch_size, and micro-batches of equal size where sequences are not packed.
-        name="nemo-rl-deals-out-evenly",
-        ops=_TRAINERS,
-        path="micro_batch",
-        reads=("devices", "tp", "pp", "cp", "dp", "micro_batch"),
-        holds=_dealt_evenly,
-        message="(1 if by tokens) times the replicas must divide the sequences of the batch, for NeMo-RL",
-    ),
-    LayoutRule(
-        name="nemo-rl-divides-no-experts-with-dtensor",
-        ops=_TRAINERS,
-        path="ep",
-        reads=("ep", "zero"),
-        holds=lambda x, s: ~_sharded(x) | (x["ep"] == 1),
-        message="must be 1 with zero 3, for no key of NeMo-RL's base configuration divides DTensor's experts",
-    ),
-    LayoutRule(
-        name="nemo-rl-divides-no-expert-with-dtensor",
-        ops=UPDATES,
-        path="etp",
-        reads=("etp", "zero"),
-        holds=lambda x, s: ~_sharded(x) | (x["etp"] == 1),
-        message="must be 1 with zero 3, which is DTensor for NeMo-RL",
-    ),
+    # shard_by_batch_size, and micro-batches of equal size where sequences are not packed.
+    even_batches(*TRAINERS),
+    # No key of the base configuration divides DTensor's experts.
+    only_shards(("ep", "etp"), *TRAINERS),
+    RECOMPUTES_WHOLE_LAYERS,
+    TRAINS_NATIVELY,
     LayoutRule(
         # validate_and_prepare_config of nemo_rl/models/automodel/setup.py, and nemo_rl/models/megatron/setup.py.
         name="nemo-rl-divides-sequences",
-        ops=_TRAINERS,
+        ops=TRAINERS,
         path="cp",
         reads=("cp", "zero", "micro_tokens"),
         holds=_context_is_supported,
@@ -168,29 +122,13 @@ _LAYOUT_RULES = (
         ops=(Op.VALUES, Op.UPDATE_CRITIC),
         path="micro_tokens",
         reads=("micro_tokens", "zero"),
-        holds=lambda x, s: ~_sharded(x) | (x["micro_tokens"] == 0),
+        holds=lambda x, s: ~is_fsdp(x) | (x["micro_tokens"] == 0),
         message="must be 0 with zero 3, for NeMo-RL packs no sequences for a value model on DTensor",
-    ),
-    LayoutRule(
-        name="nemo-rl-dtensor-recomputes-all",
-        ops=UPDATES,
-        path="recompute",
-        reads=("zero", "recompute"),
-        holds=lambda x, s: ~_sharded(x) | (x["recompute"] != _SELECTIVE),
-        message="must be none or full with zero 3, which is DTensor for NeMo-RL",
-    ),
-    LayoutRule(
-        name="nemo-rl-fp8-needs-megatron",
-        ops=UPDATES,
-        path="precision",
-        reads=("zero", "precision"),
-        holds=lambda x, s: ~_sharded(x) | (x["precision"] != _FP8),
-        message="must be native with zero 3, for NeMo-RL trains in fp8 with Megatron only",
     ),
     LayoutRule(
         # vLLM's scheduler configuration.
         name="nemo-rl-step-holds-its-sequences",
-        ops=tuple(op for op, kind in SECTIONS.items() if kind is Generate),
+        ops=(Op.GENERATE,),
         path="prefill_tokens",
         reads=("prefill_tokens", "concurrency"),
         holds=lambda x, s: (x["prefill_tokens"] == 0) | (x["prefill_tokens"] >= x["concurrency"]),

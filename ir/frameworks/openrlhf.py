@@ -6,15 +6,15 @@ parallel size and share of memory; the rest is as vLLM has it for an engine of i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ir.backend import Backend, Follower, Values, codes
-from ir.batch import FLAGS, ROLES
-from ir.frameworks.common import ONE_KIND_OF_DEVICE
+from ir.batch import ROLES
+from ir.frameworks.common import EARLY_REWARD, NATIVE, ONE_KIND_OF_DEVICE, flags
+from ir.frameworks.jobs import EVERY_RESPONSE, REFERENCE_IS_THE_ACTOR, job_rule
 from ir.frameworks.openrlhf_layout import ENGINE_TOKENS, LAYOUT_RULES
 from ir.graph import Op
 from ir.job import Role
@@ -36,16 +36,16 @@ _ROLLOUT, _ACTOR = ROLES.index("rollout"), ROLES.index("actor")
 
 _VALUES: Values = {
     **ONE_KIND_OF_DEVICE,
+    **NATIVE,
+    # The actor's log-probs are always a pass of their own, and nothing but a verifier works while engines generate.
+    **flags("fusions.reward_with_generation", "fusions.interleave_updates"),
     **{f"{kind}.pp": (1,) for kind in ("generate", "pass", "update")},
     **{f"{kind}.ep": (1,) for kind in ("generate", "pass", "update")},
     **{"update.vpp": (1,), "update.etp": (1,)},
-    **{f"{kind}.precision": codes("precision", "native") for kind in ("generate", "update")},
     "generate.prefill_tokens": (ENGINE_TOKENS,),
     "update.recompute": codes("recompute", "none", "full"),
     "update.offload": codes("offload", "none", "optimizer"),
     "sync": codes("sync", "reshard", "broadcast"),
-    # The actor's log-probs are always a pass of their own, and nothing but a verifier works while engines generate.
-    **{flag: (0,) for flag in FLAGS if flag not in ("fusions.reward_with_generation", "fusions.interleave_updates")},
 }
 
 
@@ -68,11 +68,6 @@ def _apart(role: str, place: NDArray[Any]) -> Mask:
     """Whether a model is on a pool of its own, or with its only companion."""
     companion = {"reference": "actor", "reward": "critic"}.get(role, role)
     return np.asarray((place == ROLES.index(role)) | (place == ROLES.index(companion)))
-
-
-def _verified_at_once(b: Columns, s: Setting) -> Mask:
-    verified = Op.REWARD in s.ops and Role.REWARD not in s.job.models
-    return np.asarray(b["fusions.reward_with_generation"] == int(verified))
 
 
 def _shares_devices(b: Columns) -> Mask:
@@ -100,17 +95,6 @@ def _deals_out_as_to_the_actor(b: Columns, s: Setting) -> Mask:
     return np.asarray((b["update_actor.micro_tokens"] == 0) | enough)
 
 
-def _of_job(name: str, holds: Callable[[Setting], bool], message: str) -> Rule:
-    """A rule on the job alone."""
-    return Rule(name=name, path="generate.pool", reads=(), holds=lambda _b, s: holds(s), message=message)
-
-
-def _reference_is_the_actor(s: Setting) -> bool:
-    models = s.job.document.models
-    own, actor = models.reference, models.actor
-    return own is None or (own.name, own.path) == (actor.name, actor.path)
-
-
 def _one_rank(s: Setting) -> bool:
     ranks = {model.lora_rank for role, model in s.job.models.items() if role in (Role.ACTOR, Role.CRITIC)}
     return len(ranks) == 1
@@ -127,13 +111,7 @@ _RULES = (
             "reference with the actor or alone and the reward model with the critic or alone, for OpenRLHF"
         ),
     ),
-    Rule(
-        name="openrlhf-verifies-at-once",
-        path="fusions.reward_with_generation",
-        reads=("fusions.reward_with_generation",),
-        holds=_verified_at_once,
-        message="must be true exactly for a verifier, which OpenRLHF calls in its engines' processes",
-    ),
+    EARLY_REWARD,
     # These join structure and sections, so that a space's tables, which a rule that reads sizes is not asked of, still
     # hold plans that break them.
     Rule(
@@ -170,26 +148,18 @@ _RULES = (
             "critic not a part of as many: its micro-batches by tokens are as many as the actor needs"
         ),
     ),
-    _of_job(
-        "openrlhf-reference-is-the-actor",
-        _reference_is_the_actor,
-        "the job's models.reference must be that of models.actor for OpenRLHF, which loads `actor.model_name_or_path`",
-    ),
-    _of_job(
+    REFERENCE_IS_THE_ACTOR,
+    job_rule(
         "openrlhf-one-rank-of-adapters",
         _one_rank,
         "the job's critic must have the actor's lora_rank for OpenRLHF, where `ds.lora.rank` is both models'",
     ),
-    _of_job(
+    job_rule(
         "openrlhf-filters-by-a-verifier",
         lambda s: not s.job.algorithm.dynamic_sampling or Role.REWARD not in s.job.models,
         "the job must have a verifier for OpenRLHF's dynamic filtering, no reward model",
     ),
-    _of_job(
-        "openrlhf-abandons-nothing",
-        lambda s: s.job.workload.oversampling == 1.0,
-        "the job's workload.oversampling must be 1 for OpenRLHF, which waits for every response",
-    ),
+    EVERY_RESPONSE,
 )
 
 _BATCHES = ("tp", "cp", "zero", "micro_batch", "micro_tokens")

@@ -12,27 +12,34 @@ import numpy as np
 
 from ir.backend import DEGREES, Backend, Follower, codes
 from ir.batch import SHARING
-from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES, UPDATES_FILL_THE_POOL, WHOLE_NODES
-from ir.frameworks.megatron import (
-    CRITIC_LIKE_ACTOR,
+from ir.frameworks.common import (
     EARLY_REWARD,
     EVEN_MICRO_BATCHES,
-    EVEN_PASSES,
-    EVEN_PIPELINE,
+    NATIVE,
+    ONE_KIND_OF_DEVICE,
+    PASSES,
+    UPDATES,
+    UPDATES_FILL_THE_POOL,
+    WHOLE_NODES,
+    even_batches,
+)
+from ir.frameworks.fsdp import RECOMPUTES_WHOLE_LAYERS, is_fsdp, only_shards
+from ir.frameworks.jobs import (
+    CRITIC_LIKE_ACTOR,
     NO_ADAPTERS,
     NO_REWARD_MODEL,
     ONE_EPOCH,
     REFERENCE_LIKE_ACTOR,
     job_rule,
 )
+from ir.frameworks.megatron import EVEN_PIPELINE
 from ir.graph import Op
 from ir.job import Role
 from ir.model import ModelShape
 from ir.rules_structure import PLACES
-from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
+from ir.setting import Columns, LayoutRule, Mask, Rule, Setting
 
 _ONE, _OFF = (1,), (0,)
-_NATIVE = codes("precision", "native")
 
 
 def model_type(shape: ModelShape) -> str | None:
@@ -45,48 +52,25 @@ def model_type(shape: ModelShape) -> str | None:
     return "qwen2.5" if shape.qkv_bias and not shape.qk_norm and shape.moe is None else None
 
 
-def _fsdp(x: Columns) -> Mask:
-    """Whether it trains with FSDP, by the ZeRO stage; else with Megatron-LM."""
-    return np.asarray(x["zero"] >= 2)
-
-
-def _fsdp_only_shards(x: Columns, s: Section) -> Mask:
-    whole = (x["tp"] == 1) & (x["pp"] == 1) & (x["cp"] == 1) & (x["ep"] == 1) & (x["etp"] == 1)
-    return np.asarray(~_fsdp(x) | whole)
-
-
 _RULES = (
-    LayoutRule(
-        name="fsdp-only-shards",
-        ops=UPDATES,
-        path="zero",
-        reads=("zero", "tp", "pp", "cp", "ep", "etp"),
-        holds=_fsdp_only_shards,
-        message="above 1, which is FSDP, needs tp, pp, cp, ep and etp of 1",
-    ),
+    only_shards(("tp", "pp", "cp", "ep", "etp"), *UPDATES),
+    RECOMPUTES_WHOLE_LAYERS,
     # run_inference hands every rank rollout_batch_size // world_size prompts.
     LayoutRule(
         name="fsdp-ranks-divide-the-prompts",
         ops=UPDATES,
         path="dp",
         reads=("zero", "dp"),
-        holds=lambda x, s: ~_fsdp(x) | (s.setting.job.workload.prompts_per_step % x["dp"] == 0),
+        holds=lambda x, s: ~is_fsdp(x) | (s.setting.job.workload.prompts_per_step % x["dp"] == 0),
         message="must divide the prompts of a step with FSDP: zero above 1",
     ),
-    LayoutRule(
-        name="fsdp-recomputes-all-or-nothing",
-        ops=UPDATES,
-        path="recompute",
-        reads=("zero", "recompute"),
-        holds=lambda x, s: ~_fsdp(x) | (x["recompute"] != codes("recompute", "selective")[0]),
-        message="must be none or full with FSDP: zero above 1",
-    ),
+    # enable_offload of fsdp_actor_worker.py moves weights and optimizer alike.
     LayoutRule(
         name="fsdp-offloads-all-or-nothing",
         ops=UPDATES,
         path="offload",
         reads=("zero", "offload"),
-        holds=lambda x, s: ~_fsdp(x) | (x["offload"] != codes("offload", "optimizer")[0]),
+        holds=lambda x, s: ~is_fsdp(x) | (x["offload"] != codes("offload", "optimizer")[0]),
         message="must be none or all with FSDP: zero above 1",
     ),
     # The FSDP actor asserts not do_offload, which is set beside a critic; critics are Megatron workers.
@@ -95,9 +79,10 @@ _RULES = (
         ops=UPDATES,
         path="zero",
         reads=("zero",),
-        holds=lambda x, s: ~_fsdp(x) | (Role.CRITIC not in s.setting.job.models),
+        holds=lambda x, s: ~is_fsdp(x) | (Role.CRITIC not in s.setting.job.models),
         message="must be 0 or 1, which is Megatron-LM, beside a critic",
     ),
+    # config.py: padded_vocab_size is hf_config.vocab_size.
     LayoutRule(
         name="tensor-parallel-divides-the-vocabulary",
         ops=UPDATES,
@@ -133,13 +118,13 @@ _MERGED = Rule(
 _NO_PENALTY = job_rule(
     "ppo-has-no-penalty",
     lambda s: not (s.job.algorithm.uses_critic and Role.REFERENCE in s.job.models),
-    "the framework must be one with a KL penalty in ppo's reward: algorithm.kl_coefficient above 0",
+    "the job's algorithm.kl_coefficient must be 0 for ppo with RLinf, whose reward has no KL penalty",
 )
 
 _KNOWN_MODEL = job_rule(
     "model-is-supported",
     lambda s: model_type(s.job.actor) is not None,
-    "the framework must be one that knows the actor's architecture: RLinf has Qwen2.5 and Qwen3",
+    "the job's models.actor must be of an architecture that RLinf knows: Qwen2.5 or Qwen3",
 )
 
 RLINF = Backend(
@@ -150,6 +135,7 @@ RLINF = Backend(
     reference_with_actor=True,
     values={
         **ONE_KIND_OF_DEVICE,
+        **NATIVE,
         **dict.fromkeys(SHARING, _OFF),
         "staleness": _OFF,
         "in_flight": _OFF,
@@ -160,10 +146,8 @@ RLINF = Backend(
         # A collocated engine takes tensor_parallel_size GPUs, and nothing else reaches vLLM.
         "generate.pp": _ONE,
         "generate.ep": _ONE,
-        "generate.precision": _NATIVE,
         # Workers read the first model chunk alone.
         "update.vpp": _ONE,
-        "update.precision": _NATIVE,
         "reference_logprob.offload": codes("offload", "all"),
     },
     rules=(
@@ -178,7 +162,14 @@ RLINF = Backend(
         _NO_PENALTY,
         _KNOWN_MODEL,
     ),
-    layout_rules=(WHOLE_NODES, UPDATES_FILL_THE_POOL, EVEN_MICRO_BATCHES, EVEN_PASSES, EVEN_PIPELINE, *_RULES),
+    layout_rules=(
+        WHOLE_NODES,
+        UPDATES_FILL_THE_POOL,
+        EVEN_MICRO_BATCHES,
+        even_batches(*PASSES),
+        EVEN_PIPELINE,
+        *_RULES,
+    ),
     follows=(
         Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=("micro_batch", "micro_tokens")),
         Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "unit", "micro_tokens")),

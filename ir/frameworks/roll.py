@@ -11,64 +11,44 @@ import numpy as np
 
 from ir.backend import DEGREES, Backend, Follower, codes
 from ir.batch import SHARING
-from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES, UPDATES_FILL_THE_POOL, WHOLE_NODES
-from ir.frameworks.megatron import (
+from ir.frameworks.common import (
     EARLY_REWARD,
     EVEN_MICRO_BATCHES,
-    EVEN_PASSES,
-    EVEN_PIPELINE,
-    NO_ADAPTERS,
-    NO_REWARD_MODEL,
+    ONE_KIND_OF_DEVICE,
     PASSES,
-    job_rule,
+    TRAINERS,
+    UPDATES,
+    UPDATES_FILL_THE_POOL,
+    WHOLE_NODES,
+    even_batches,
 )
+from ir.frameworks.fsdp import RECOMPUTES_WHOLE_LAYERS, is_fsdp, only_shards
+from ir.frameworks.jobs import NO_ADAPTERS, NO_REWARD_MODEL, job_rule
+from ir.frameworks.megatron import EVEN_PIPELINE
 from ir.graph import Op
 from ir.job import Role
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
 
 _ONE, _OFF = (1,), (0,)
-_NATIVE = codes("precision", "native")
-_NONE, _OPTIMIZER, _ALL = codes("offload", "none", "optimizer", "all")
-
-
-def _fsdp(x: Columns) -> Mask:
-    """Whether FSDP2 runs it, by the ZeRO stage; else Megatron-LM."""
-    return np.asarray(x["zero"] >= 2)
-
-
-def _undivided(x: Columns) -> Mask:
-    return np.asarray((x["tp"] == 1) & (x["pp"] == 1) & (x["cp"] == 1) & (x["ep"] == 1))
+_NONE, _ALL = codes("offload", "none", "all")
 
 
 def _offloads_as_its_trainer(x: Columns, s: Section) -> Mask:
-    return np.asarray(x["offload"] == np.where(_fsdp(x), _NONE, _ALL))
+    return np.asarray(x["offload"] == np.where(is_fsdp(x), _NONE, _ALL))
 
 
 _RULES = (
-    LayoutRule(
-        name="fsdp-only-shards",
-        ops=(*UPDATES, *PASSES),
-        path="zero",
-        reads=("zero", "tp", "pp", "cp", "ep"),
-        holds=lambda x, s: ~_fsdp(x) | _undivided(x),
-        message="above 1, which is FSDP2, needs tp, pp, cp and ep of 1: its sequence parallelism shards weights less",
-    ),
+    # FSDP2's sequence parallelism would shard weights less.
+    only_shards(("tp", "pp", "cp", "ep"), *TRAINERS),
+    RECOMPUTES_WHOLE_LAYERS,
     # Megatron packs (use_sequence_packing); FSDP2's dynamic batching does not keep minibatches.
     LayoutRule(
         name="fsdp-counts-sequences",
-        ops=(*UPDATES, *PASSES),
+        ops=TRAINERS,
         path="micro_tokens",
         reads=("zero", "micro_tokens"),
-        holds=lambda x, s: ~_fsdp(x) | (x["micro_tokens"] == 0),
+        holds=lambda x, s: ~is_fsdp(x) | (x["micro_tokens"] == 0),
         message="must be 0 with FSDP2: zero above 1",
-    ),
-    LayoutRule(
-        name="fsdp-recomputes-all-or-nothing",
-        ops=UPDATES,
-        path="recompute",
-        reads=("zero", "recompute"),
-        holds=lambda x, s: ~_fsdp(x) | (x["recompute"] != codes("recompute", "selective")[0]),
-        message="must be none or full with FSDP2: zero above 1",
     ),
     # Every step begins with offload_states; FSDP2's leaves the optimizer where it is.
     LayoutRule(
@@ -85,7 +65,7 @@ _RULES = (
         ops=(Op.UPDATE_CRITIC,),
         path="zero",
         reads=("zero",),
-        holds=lambda x, s: _fsdp(x),
+        holds=lambda x, s: is_fsdp(x),
         message="must be 2 or 3, which is FSDP2",
     ),
     # validate_megatron_batch_size
@@ -94,7 +74,7 @@ _RULES = (
         ops=(Op.UPDATE_ACTOR,),
         path="dp",
         reads=("dp", "zero"),
-        holds=lambda x, s: _fsdp(x) | (s.setting.job.workload.prompts_per_step % x["dp"] == 0),
+        holds=lambda x, s: is_fsdp(x) | (s.setting.job.workload.prompts_per_step % x["dp"] == 0),
         message="must divide the prompts of a step with Megatron-LM: zero of 0 or 1",
     ),
 )
@@ -124,7 +104,7 @@ _CORRECTED = Rule(
 _CRITIC_ONCE = job_rule(
     "critic-trains-once",
     lambda s: s.job.workload.epochs == 1 or Role.CRITIC not in s.job.models,
-    "the framework must be one whose critic goes over a batch several times: workload.epochs above 1",
+    "the job's workload.epochs must be 1 for ppo with ROLL, whose critic goes over a batch once",
 )
 
 ROLL = Backend(
@@ -142,12 +122,19 @@ ROLL = Backend(
         "fusions.merge_logprobs": _OFF,
         "fusions.stream": _OFF,
         "update.etp": _ONE,
-        "update.precision": _NATIVE,
+        "update.precision": codes("precision", "native"),
         # A frozen worker loads its weights for the pass and takes them off the device after it.
         "reference_logprob.offload": codes("offload", "all"),
     },
     rules=(EARLY_REWARD, _AT_ONCE, _CORRECTED, _CRITIC_ONCE, NO_REWARD_MODEL, NO_ADAPTERS),
-    layout_rules=(WHOLE_NODES, UPDATES_FILL_THE_POOL, EVEN_MICRO_BATCHES, EVEN_PASSES, EVEN_PIPELINE, *_RULES),
+    layout_rules=(
+        WHOLE_NODES,
+        UPDATES_FILL_THE_POOL,
+        EVEN_MICRO_BATCHES,
+        even_batches(*PASSES),
+        EVEN_PIPELINE,
+        *_RULES,
+    ),
     follows=(
         Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "unit")),
         Follower(op=Op.VALUES, leader=Op.UPDATE_CRITIC, fields=(*DEGREES, "zero", "unit")),

@@ -10,17 +10,15 @@ import numpy as np
 
 from ir.backend import DEGREES, Backend, Follower, codes
 from ir.batch import SHARING
-from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES_FILL_THE_POOL, together
-from ir.frameworks.megatron import (
-    CRITIC_LIKE_ACTOR,
-    DISTRIBUTED_OPTIMIZER,
+from ir.frameworks.common import (
     EARLY_REWARD,
     EVEN_MICRO_BATCHES,
-    NO_ADAPTERS,
-    NO_REWARD_MODEL,
-    ONE_EPOCH,
-    REFERENCE_LIKE_ACTOR,
+    ONE_KIND_OF_DEVICE,
+    UPDATES_FILL_THE_POOL,
+    together,
 )
+from ir.frameworks.jobs import CRITIC_LIKE_ACTOR, NO_ADAPTERS, NO_REWARD_MODEL, ONE_EPOCH, REFERENCE_LIKE_ACTOR
+from ir.frameworks.megatron import DISTRIBUTED_OPTIMIZER
 from ir.graph import Op
 from ir.job import Role
 from ir.plan import SECTIONS

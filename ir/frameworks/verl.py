@@ -14,10 +14,23 @@ import numpy as np
 
 from ir.backend import DEGREES, Backend, Follower, Values, codes
 from ir.batch import ROLES
-from ir.frameworks.common import ONE_KIND_OF_DEVICE, UPDATES, UPDATES_FILL_THE_POOL, WHOLE_NODES, together
+from ir.frameworks.common import (
+    ADAPTER_TAKEN_OFF,
+    EARLY_REWARD,
+    ONE_KIND_OF_DEVICE,
+    REPLICAS,
+    UPDATES,
+    UPDATES_FILL_THE_POOL,
+    WHOLE_NODES,
+    flags,
+    replicas,
+    together,
+    whole_engines,
+)
+from ir.frameworks.fsdp import RECOMPUTES_WHOLE_LAYERS, TRAINS_NATIVELY, is_fsdp, only_shards, scatters_heads
+from ir.frameworks.jobs import EVERY_RESPONSE, job_rule
 from ir.graph import Op
 from ir.job import Role
-from ir.plan import SECTIONS, Update
 from ir.setting import Columns, LayoutRule, Mask, Rule, Section, Setting
 
 MAX_LORA_RANK = 512
@@ -30,6 +43,7 @@ _SERVED = (Op.GENERATE, Op.REWARD)
 
 _VALUES: Values = {
     **ONE_KIND_OF_DEVICE,
+    **flags("fusions.rollout_logprob", "fusions.reward_with_generation", "sharing.reference_adapter"),
     # verl/workers/config/rollout.py raises NotImplementedError above 1.
     "generate.pp": (1,),
     "reward.pp": (1,),
@@ -39,18 +53,7 @@ _VALUES: Values = {
     "reward.micro_batch": (0,),
     # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl`) or, on shared devices, in place.
     "sync": codes("sync", "reshard", "broadcast"),
-    **{
-        name: (0,)
-        for name in (
-            *(f"fusions.{name}" for name in ("fold_old_logprob", "merge_logprobs", "stream", "interleave_updates")),
-            *(f"sharing.{name}" for name in ("critic_trunk", "reward_trunk")),
-        )
-    },
 }
-
-
-def _verified(s: Setting) -> bool:
-    return Op.REWARD in s.ops and Role.REWARD not in s.job.models
 
 
 def _reward_is_served(b: Columns, s: Setting) -> Mask | bool:
@@ -60,11 +63,6 @@ def _reward_is_served(b: Columns, s: Setting) -> Mask | bool:
     shared = (b["place.actor"] == ROLES.index("rollout")) & (b["place.reward"] == b["place.actor"])
     # Groups are filtered by their rewards as they finish, so these cannot wait (trainer_base.py).
     return np.asarray(own | (shared & (not s.job.algorithm.dynamic_sampling)))
-
-
-def _adapter(b: Columns, s: Setting) -> Mask:
-    lora = s.job.actor.lora_rank > 0 and Role.REFERENCE in s.job.models
-    return np.asarray(b["sharing.reference_adapter"] == int(lora))
 
 
 def _has_the_actors_shape(s: Setting) -> bool:
@@ -83,70 +81,29 @@ _RULES = (
         message="the reward model must have a pool of its own, or share that of generation and training together; "
         "the former where groups are filtered by reward",
     ),
-    Rule(
-        name="verl-verifies-as-it-generates",
-        path="fusions.reward_with_generation",
-        reads=("fusions.reward_with_generation",),
-        holds=lambda b, s: np.asarray(b["fusions.reward_with_generation"] == int(_verified(s))),
-        message="must be true with a verifier, which scores every response when it is finished",
+    EARLY_REWARD,
+    ADAPTER_TAKEN_OFF,
+    EVERY_RESPONSE,
+    # actor_rollout_ref.model gives both.
+    job_rule(
+        "verl-has-one-model-for-actor-and-reference",
+        _has_the_actors_shape,
+        "the job's models.reference must have the actor's shape for verl, which has one `model` for both",
     ),
-    Rule(
-        name="verl-takes-the-adapter-off",
-        path="sharing.reference_adapter",
-        reads=("sharing.reference_adapter",),
-        holds=_adapter,
-        message="must be true exactly if the actor trains adapters: its reference is the actor without them",
-    ),
-    Rule(
-        name="verl-has-one-model-for-actor-and-reference",
-        path="generate.pool",
-        reads=(),
-        holds=lambda b, s: _has_the_actors_shape(s),
-        message="the job's reference must be of the actor's shape, for actor_rollout_ref.model gives both",
-    ),
-    Rule(
-        name="verl-uses-what-it-generates",
-        path="generate.pool",
-        reads=(),
-        holds=lambda b, s: s.job.workload.oversampling == 1,
-        message="the job's workload.oversampling must be 1: vLLM rollout abandons no response",
-    ),
-    Rule(
-        name="verl-serves-the-adapters",
-        path="generate.pool",
-        reads=(),
-        holds=lambda b, s: s.job.actor.lora_rank <= MAX_LORA_RANK,
-        message=f"the job's models.actor.lora_rank must not exceed {MAX_LORA_RANK}, the most that vLLM serves",
+    job_rule(
+        "verl-serves-the-adapters",
+        lambda s: s.job.actor.lora_rank <= MAX_LORA_RANK,
+        f"the job's models.actor.lora_rank must not exceed {MAX_LORA_RANK} for verl, the most that its vLLM serves",
     ),
 )
-
-
-def _fsdp(x: Columns, s: Section) -> Mask:
-    return np.asarray(x["zero"] >= 2)
-
-
-def _only_states(x: Columns, s: Section) -> Mask:
-    degrees = ("tp", "pp", "ep", *(("vpp", "etp") if SECTIONS[s.op] is Update else ()))
-    return np.asarray(~_fsdp(x, s) | np.logical_and.reduce([x[name] == 1 for name in degrees]))
-
-
-def _ulysses(x: Columns, s: Section) -> Mask:
-    keys = (s.shape.kv_heads % x["cp"] == 0) | (x["cp"] % s.shape.kv_heads == 0)
-    return np.asarray(~_fsdp(x, s) | ((s.shape.heads % x["cp"] == 0) & keys))
-
-
-def _replicas(x: Columns, s: Section) -> Mask:
-    if s.op in UPDATES:
-        return np.asarray(x["dp"])
-    return np.asarray(np.maximum(x["devices"] // (x["tp"].astype(np.int64) * x["pp"] * x["cp"]), 1))
 
 
 def _whole_micro_batches(x: Columns, s: Section) -> Mask:
     """A pass of `separate_async` sees a minibatch at a time, so that its share of one is divided, as an update's."""
     workload = s.setting.job.workload
-    replicas, micro = _replicas(x, s), np.maximum(x["micro_batch"], 1)
+    batch = replicas(x, s) * np.maximum(x["micro_batch"], 1)
     minibatch = workload.sequences // workload.minibatches
-    return np.asarray((x["micro_batch"] == 0) | (minibatch % (replicas * micro) == 0))
+    return np.asarray((x["micro_batch"] == 0) | (minibatch % batch == 0))
 
 
 def _whole_engines(x: Columns, s: Section) -> Mask:
@@ -165,45 +122,17 @@ def _reference_waits(x: Columns, s: Section) -> Mask:
 _LAYOUT_RULES = (
     WHOLE_NODES,
     UPDATES_FILL_THE_POOL,
-    LayoutRule(
-        name="fsdp-divides-states-alone",
-        ops=_TRAINED,
-        path="zero",
-        reads=("zero", "tp", "pp", "ep", "vpp", "etp"),
-        holds=_only_states,
-        message="above 1 is FSDP, which needs tp, pp, vpp, ep and etp of 1",
-    ),
-    LayoutRule(
-        name="fsdp-recomputes-whole-layers",
-        ops=UPDATES,
-        path="recompute",
-        reads=("zero", "recompute"),
-        holds=lambda x, s: ~_fsdp(x, s) | (x["recompute"] != codes("recompute", "selective")[0]),
-        message="must be none or full with FSDP (zero above 1)",
-    ),
-    LayoutRule(
-        name="fsdp-trains-in-16-bits",
-        ops=UPDATES,
-        path="precision",
-        reads=("zero", "precision"),
-        holds=lambda x, s: ~_fsdp(x, s) | (x["precision"] == 0),
-        message="must be native with FSDP (zero above 1)",
-    ),
+    only_shards(("tp", "pp", "ep", "vpp", "etp"), *_TRAINED),
+    RECOMPUTES_WHOLE_LAYERS,
+    TRAINS_NATIVELY,
     # verl/models/transformers/monkey_patch.py; passes have the degree of the update that they follow.
-    LayoutRule(
-        name="ulysses-divides-the-heads",
-        ops=UPDATES,
-        path="cp",
-        reads=("zero", "cp"),
-        holds=_ulysses,
-        message="must divide the attention heads, and divide the KV heads or be a multiple of them, with FSDP",
-    ),
+    scatters_heads(*UPDATES),
     # verl/workers/engine/utils.py, prepare_micro_batches.
     LayoutRule(
         name="micro-batches-are-whole",
         ops=_TRAINED,
         path="micro_batch",
-        reads=("micro_batch", "devices", "tp", "pp", "cp", "dp"),
+        reads=("micro_batch", *REPLICAS),
         holds=_whole_micro_batches,
         message="must divide a replica's sequences of a minibatch",
     ),
@@ -215,7 +144,7 @@ _LAYOUT_RULES = (
         path="micro_batch",
         reads=("micro_batch", "zero", "devices"),
         holds=lambda x, s: (
-            ~_fsdp(x, s)
+            ~is_fsdp(x)
             | (x["micro_batch"] == 0)
             | (s.setting.job.workload.sequences % np.maximum(x["devices"], 1) == 0)
         ),
@@ -223,14 +152,7 @@ _LAYOUT_RULES = (
     ),
     # An engine of vLLM is tp devices; `data_parallel_size` of them that share experts are one replica, and
     # `expert_parallel_size` is 1 or all of its devices (verl/workers/config/rollout.py).
-    LayoutRule(
-        name="experts-over-whole-engines",
-        ops=_SERVED,
-        path="ep",
-        reads=("tp", "ep"),
-        holds=lambda x, s: (x["ep"] == 1) | (x["ep"] % x["tp"] == 0),
-        message="must be 1 or a multiple of tp: tensor_model_parallel_size x data_parallel_size",
-    ),
+    whole_engines(*_SERVED),
     LayoutRule(
         name="engines-fill-nodes",
         ops=_SERVED,
