@@ -7,12 +7,11 @@ and a trainer are in `ir.frameworks`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from ir.backend import Backend, Values, codes
 from ir.batch import SHARING
-from ir.errors import InputError
+from ir.errors import chosen
 from ir.frameworks import FRAMEWORKS
 
 _ONE, _ZERO = (1,), (0,)
@@ -82,8 +81,4 @@ def backend(name: str) -> Backend:
     Raises:
         InputError: there is none.
     """
-    if name not in BACKENDS:
-        close = difflib.get_close_matches(name, BACKENDS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError("backend", f"must be one of {', '.join(BACKENDS)}{hint}", repr(name))
-    return BACKENDS[name]
+    return chosen(name, BACKENDS, "backend")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class InputError(ValueError):
     """A user's mistake: where it is, the rule, and what was got. Printed as one sentence, exit code 2."""
@@ -27,3 +33,22 @@ class Infeasible(Exception):
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.reason}"
+
+
+def nearest(rule: str, name: str, known: Iterable[str]) -> str:
+    """A rule that a name breaks, with the known name that is nearest to it, if one is near."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"{rule}, such as {close[0]}" if close else rule
+
+
+def chosen(name: str, options: Mapping[str, T], where: str) -> T:
+    """The option of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in options:
+        close = get_close_matches(name, options, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(where, f"must be one of {', '.join(options)}{hint}", repr(name))
+    return options[name]

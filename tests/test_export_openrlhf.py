@@ -229,7 +229,11 @@ def test_a_script_of_an_older_release() -> None:
         ("--zero_stage 3", "--load_in_4bit", "load_in_4bit: must not be given"),
         ("--train_batch_size 128", "--train_batch_size 100", "train.batch_size: must divide the 1024 sequences"),
         ("--vllm_num_engines 4", "--vllm_num_engines 3", "vllm.num_engines: must give as many devices"),
-        ("--rollout_batch_size 128", "--rollout_batch_size many", "rollout.batch_size: must be a number, got 'many'"),
+        (
+            "--rollout_batch_size 128",
+            "--rollout_batch_size many",
+            "rollout.batch_size: must be a whole number of at least 1, got 'many'",
+        ),
         ("group_norm", "best", "algo.advantage.estimator: must be one of"),
         ("--pretrain Qwen/Qwen2.5-7B", "", "actor.model_name_or_path: must be given"),
     ],

@@ -175,7 +175,11 @@ def test_yaml_of_both() -> None:
         ("use_vllm: true", "use_vllm: false", "use_vllm: must be true"),
         ("generation_batch_size: 128", "generation_batch_size: 96", "generation_batch_size: must be whole minibatches"),
         ("output_dir: out", "load_in_4bit: true", "load_in_4bit: must not be set"),
-        ("num_processes: 8", "num_processes: eight", "num_processes: must be a number, got 'eight'"),
+        (
+            "num_processes: 8",
+            "num_processes: eight",
+            "num_processes: must be a whole number of at least 1, got 'eight'",
+        ),
         ("distributed_type: FSDP", "distributed_type: XLA", "distributed_type: must be DEEPSPEED, FSDP"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from executor.export import (
     vllm_args,
 )
 from executor.export.production import Files, Production
-from ir.errors import InputError
+from ir.errors import chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +76,4 @@ def exporter(name: str) -> Exporter:
     Raises:
         InputError: there is none.
     """
-    if name not in EXPORTERS:
-        close = difflib.get_close_matches(name, EXPORTERS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError("to", f"must be one of {', '.join(EXPORTERS)}{hint}", repr(name))
-    return EXPORTERS[name]
+    return chosen(name, EXPORTERS, "to")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Protocol
 
 from executor.imports import areal, nemo_rl, openrlhf, trl, verl
 from executor.imports.imported import Imported
-from ir.errors import InputError
+from ir.errors import chosen
 
 
 class Read(Protocol):
@@ -37,8 +36,4 @@ def importer(name: str) -> Read:
     Raises:
         InputError: there is none.
     """
-    if name not in IMPORTERS:
-        close = difflib.get_close_matches(name, IMPORTERS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError("from", f"must be one of {', '.join(IMPORTERS)}{hint}", repr(name))
-    return IMPORTERS[name]
+    return chosen(name, IMPORTERS, "from")

@@ -67,8 +67,8 @@ def _devices(s: Settings) -> _Devices:
     key = f"{_GENERATION}.colocated"
     if s.flag(f"{key}.enabled", True):
         return _Devices(nodes=nodes, per_node=per_node, rollout=0)
-    asked = int(s.required(f"{key}.resources.gpus_per_node"))
-    rollout = asked if nodes == 1 else asked * int(s.required(f"{key}.resources.num_nodes"))
+    asked = s.required_whole(f"{key}.resources.gpus_per_node")
+    rollout = asked if nodes == 1 else asked * s.required_whole(f"{key}.resources.num_nodes")
     if rollout >= nodes * per_node:
         raise s.error(f"{key}.resources", f"must leave devices to train on, of {nodes} x {per_node}", rollout)
     return _Devices(nodes=nodes, per_node=per_node, rollout=rollout)

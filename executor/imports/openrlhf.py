@@ -9,7 +9,6 @@ from executor.imports.imported import Imported, assumed_lengths
 from executor.imports.openrlhf_flags import REMARKS, Flags, flags_of
 from executor.imports.openrlhf_plan import nodes_of, plan_of, staleness_of
 from executor.imports.shell import words
-from ir.errors import InputError
 from ir.frameworks.openrlhf import ESTIMATORS
 from ir.job import Algorithm, JobDocument, Limits, Models, ModelSource, Workload
 
@@ -85,12 +84,10 @@ def _algorithm(f: Flags, notes: list[str]) -> Algorithm:
 def _name(f: Flags, notes: list[str]) -> str:
     estimator = f.text("algo.advantage.estimator")
     if estimator not in _ALGORITHMS:
-        raise InputError(
-            f"{f.where}: algo.advantage.estimator", f"must be one of {', '.join(_ALGORITHMS)}", repr(estimator)
-        )
+        raise f.error("algo.advantage.estimator", f"must be one of {', '.join(_ALGORITHMS)}", repr(estimator))
     if f.on("algo.dynamic_filtering_enable"):
         if estimator == "gae":
-            raise InputError(f"{f.where}: algo.dynamic_filtering_enable", "must not be given with the estimator gae")
+            raise f.error("algo.dynamic_filtering_enable", "must not be given with the estimator gae")
         notes.append(
             f"algo.dynamic_filtering_enable: planned as dapo, with a share of {USEFUL_GROUPS} of useful groups"
         )
@@ -104,13 +101,13 @@ def _name(f: Flags, notes: list[str]) -> str:
 def _models(f: Flags, algorithm: Algorithm) -> Models:
     actor = f.text("actor.model_name_or_path")
     if actor is None:
-        raise InputError(f"{f.where}: actor.model_name_or_path", "must be given")
+        raise f.error("actor.model_name_or_path", "must be given")
     rank = f.count("ds.lora.rank", least=0) or None
     reward = None if _verified(f) else f.text("reward.model_name_or_path")
     if reward is None and not _verified(f):
-        raise InputError(f"{f.where}: reward.model_name_or_path", "must be given, or reward.remote_url")
+        raise f.error("reward.model_name_or_path", "must be given, or reward.remote_url")
     if reward is not None and "," in reward:
-        raise InputError(f"{f.where}: reward.model_name_or_path", "must be a single model", repr(reward))
+        raise f.error("reward.model_name_or_path", "must be a single model", repr(reward))
     critic = f.text("critic.model_name_or_path") or reward or actor
     return Models(
         actor=ModelSource(name=actor, lora_rank=rank),
@@ -127,8 +124,8 @@ def _workload(f: Flags, algorithm: Algorithm, notes: list[str]) -> Workload:
     prompts, samples = f.count("rollout.batch_size"), f.count("rollout.n_samples_per_prompt")
     minibatches, rest = divmod(prompts * samples, f.count("train.batch_size"))
     if rest or not minibatches:
-        raise InputError(
-            f"{f.where}: train.batch_size",
+        raise f.error(
+            "train.batch_size",
             f"must divide the {prompts * samples} sequences of a step",
             f.count("train.batch_size"),
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from executor.imports.openrlhf_renamed import RENAMED, SPLIT
-from ir.errors import InputError
+from executor.imports.source import Source
+from executor.imports.texts import options
+from ir.errors import InputError, nearest
 
 DEFAULTS: Mapping[str, str] = {
     **{f"{role}.num_nodes": "1" for role in ("actor", "ref", "critic", "reward")},
@@ -99,10 +100,9 @@ _BESIDE: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class Flags(Source):
     """Flags by today's names."""
 
-    where: str
     given: Mapping[str, tuple[str, ...]]
     """Values of each that is given; none for a switch."""
 
@@ -121,18 +121,15 @@ class Flags:
         Raises:
             InputError: it is no number.
         """
-        text = self.text(key, at)
-        try:
-            return float(str(text))
-        except ValueError as error:
-            raise InputError(f"{self.where}: {key}", "must be a number", repr(text)) from error
+        return self.as_number(key, self.text(key, at))
 
     def count(self, key: str, *, least: int = 1) -> int:
-        """A whole number that is given or has a default."""
-        value = self.number(key)
-        if not value.is_integer() or value < least:
-            raise InputError(f"{self.where}: {key}", f"must be a whole number of at least {least}", self.text(key))
-        return int(value)
+        """A whole number that is given or has a default.
+
+        Raises:
+            InputError: it is none, or less than the least.
+        """
+        return self.as_whole(key, self.text(key), least=least)
 
 
 def flags_of(words: Sequence[str], where: str) -> Flags:
@@ -142,25 +139,12 @@ def flags_of(words: Sequence[str], where: str) -> Flags:
         InputError: a flag that OpenRLHF never had, or one that no plan can have.
     """
     given: dict[str, tuple[str, ...]] = {}
-    for name, values in _grouped(words, where):
+    for name, values in options(words, where):
         for key in _today(name, where):
             if key in REFUSED and values[:1] != ("0",):
                 raise InputError(f"{where}: {name}", REFUSED[key])
             given[key] = values
     return Flags(where=where, given=given)
-
-
-def _grouped(words: Sequence[str], where: str) -> list[tuple[str, tuple[str, ...]]]:
-    found: list[tuple[str, tuple[str, ...]]] = []
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found.append((name, (value,) if equals else ()))
-        elif found:
-            found[-1] = (found[-1][0], (*found[-1][1], word))
-        else:
-            raise InputError(where, "must begin with a flag", repr(word))
-    return found
 
 
 def _today(name: str, where: str) -> tuple[str, ...]:
@@ -171,5 +155,5 @@ def _today(name: str, where: str) -> tuple[str, ...]:
     section, _, rest = key.partition(".")
     if key in known or rest in _BESIDE.get(section, "-").split(" "):
         return (key,)
-    close = difflib.get_close_matches(name, [*known, *RENAMED], n=1)
-    raise InputError(f"{where}: --{name}", "must be a flag of OpenRLHF" + (f", such as --{close[0]}" if close else ""))
+    flags = [f"--{flag}" for flag in (*known, *RENAMED)]
+    raise InputError(f"{where}: --{name}", nearest("must be a flag of OpenRLHF", f"--{name}", flags))

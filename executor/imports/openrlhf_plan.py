@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.imports.openrlhf_flags import Flags
-from ir.errors import InputError
 from ir.frameworks.openrlhf_layout import ENGINE_SEQUENCES, ENGINE_TOKENS
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
@@ -73,7 +72,7 @@ def _sites(f: Flags, job: JobDocument) -> _Sites:
     sizes = {role: f.count(f"{name}.num_nodes") * f.count(f"{name}.num_gpus_per_node") for role, name in roles.items()}
     engines = f.count("vllm.num_engines", least=0) * f.count("vllm.tensor_parallel_size")
     if not engines:
-        raise InputError(f"{f.where}: vllm.num_engines", "must be above 0: generation by vLLM is what is planned for")
+        raise f.error("vllm.num_engines", "must be above 0: generation by vLLM is what is planned for")
     everything = f.on("train.colocate_all")
     if everything and not f.on("train.async_enable"):
         return _together({"rollout": engines, **sizes}, "all", f)
@@ -98,7 +97,7 @@ def _together(sizes: Mapping[str, int], pool: str, f: Flags) -> _Sites:
                 if role == "rollout"
                 else f"{'ref' if role == 'reference' else role}.num_gpus_per_node"
             )
-            raise InputError(f"{f.where}: {key}", f"must give as many devices as what shares them, {size}", own)
+            raise f.error(key, f"must give as many devices as what shares them, {size}", own)
     return _Sites(pools={pool: size}, of=dict.fromkeys(sizes, pool))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from executor.imports.shell import words
+from executor.imports.source import Source
+from executor.imports.texts import decoded, flat, mapping, override
 from ir.errors import InputError
 
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
@@ -18,24 +18,16 @@ _MAX_DEPTH = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Source):
     """What a configuration sets."""
 
     values: Mapping[str, Any]
     """By dotted key; lists are values, and a mapping without entries is None."""
-    where: str
-    """Name of the configuration, for errors."""
-    notes: list[str] = field(default_factory=list)
-    """What is assumed while it is read, a line each, once each."""
 
     def note(self, key: str, text: str) -> None:
         """Note what was taken for a key."""
         if (line := f"{key}: {text}") not in self.notes:
             self.notes.append(line)
-
-    def error(self, key: str, rule: str, got: object = None) -> InputError:
-        """The error that a key breaks a rule."""
-        return InputError(f"{self.where}: {key}", rule, got)
 
     def has(self, section: str) -> bool:
         """Whether anything below a key is set."""
@@ -52,12 +44,7 @@ class Settings:
             InputError: it is no number.
         """
         value = self.values.get(key)
-        if value is None:
-            return default
-        try:
-            return float(value)  # "1e-5" is a text in YAML.
-        except (TypeError, ValueError) as error:
-            raise self.error(key, "must be a number", repr(value)) from error
+        return default if value is None else self.as_number(key, value)
 
     def whole(self, key: str, default: int) -> int:
         """A whole number, or the default where it is not set or null.
@@ -65,10 +52,8 @@ class Settings:
         Raises:
             InputError: it is no whole number.
         """
-        value = self.number(key, default)
-        if value != int(value):
-            raise self.error(key, "must be a whole number", value)
-        return int(value)
+        value = self.values.get(key)
+        return default if value is None else self.as_whole(key, value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Whether a switch is on, or the default where it is not set or null.
@@ -77,9 +62,7 @@ class Settings:
             InputError: it is no switch.
         """
         value = self.values.get(key)
-        if value is None or isinstance(value, bool):
-            return default if value is None else value
-        raise self.error(key, "must be true or false", repr(value))
+        return default if value is None else self.as_flag(key, value)
 
     def required(self, key: str) -> Any:
         """A value that must be there.
@@ -92,6 +75,14 @@ class Settings:
             raise self.error(key, "must be set")
         return value
 
+    def required_whole(self, key: str) -> int:
+        """A whole number that must be there.
+
+        Raises:
+            InputError: it is not set, or none.
+        """
+        return self.as_whole(key, self.required(key))
+
 
 def read_settings(text: str, *, where: str) -> Settings:
     """Settings of a YAML document, of a launch script, or of a list of `key=value` lines.
@@ -99,33 +90,15 @@ def read_settings(text: str, *, where: str) -> Settings:
     Raises:
         InputError: it is none of them.
     """
-    document = _decoded(text)
-    if isinstance(document, dict):
-        values = dict(_flat(document, ""))
+    if (document := mapping(text)) is not None:
+        values = dict(flat(document))
     else:
-        pairs = [word.lstrip("+").partition("=") for word in words(text, where) if "=" in word]
         values = {}
-        for key, _, value in pairs:
-            values |= dict(_flat(_decoded(value) if value else None, key))
+        for key, value in filter(None, map(override, words(text, where))):
+            values |= dict(flat(decoded(value) if value else None, key))
     if not values:
         raise InputError(where, "must be a YAML mapping, or hold `key=value` arguments")
     return Settings(values=_resolved(values), where=where)
-
-
-def _decoded(text: str) -> Any:
-    """A text as YAML, itself if it is none."""
-    try:
-        return msgspec.yaml.decode(text)
-    except msgspec.DecodeError:
-        return text
-
-
-def _flat(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, None if node == {} else node
 
 
 def _resolved(values: dict[str, Any]) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import Any
 
-import msgspec
-
 from executor.imports.shell import words
-from ir.errors import InputError
+from executor.imports.source import Source
+from executor.imports.texts import mapping, options
+from ir.errors import InputError, nearest
 
 DEFAULTS: Mapping[str, Any] = {
     "num_generations": 8,
@@ -122,10 +122,9 @@ _SECTIONS = ("deepspeed_config", "fsdp_config")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
+class Keys(Source):
     """Keys that are set."""
 
-    where: str
     given: Mapping[str, Any]
 
     def has(self, key: str) -> bool:
@@ -146,10 +145,7 @@ class Keys:
         Raises:
             InputError: it is no number.
         """
-        try:
-            return float(self.get(key))
-        except (TypeError, ValueError) as error:
-            raise self.error(key, "must be a number", repr(self.get(key))) from error
+        return self.as_number(key, self.get(key))
 
     def count(self, key: str, *, least: int = 1) -> int:
         """A whole number that is set or has a default.
@@ -157,14 +153,7 @@ class Keys:
         Raises:
             InputError: it is none, or less than the least.
         """
-        value = self.number(key)
-        if not value.is_integer() or value < least:
-            raise self.error(key, f"must be a whole number of at least {least}", self.get(key))
-        return int(value)
-
-    def error(self, key: str, rule: str, got: object = None) -> InputError:
-        """The error that a key breaks a rule."""
-        return InputError(f"{self.where}: {key}", rule, got)
+        return self.as_whole(key, self.get(key), least=least)
 
 
 def keys_of(text: str, where: str) -> Keys:
@@ -180,31 +169,19 @@ def keys_of(text: str, where: str) -> Keys:
         if key in REFUSED and value not in (None, False, {}, "false", ""):
             raise InputError(f"{where}: {key}", REFUSED[key])
         if key not in (known := READ | {*_BESIDE.split(), *REMARKS, *REFUSED}):
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f", such as {close[0]}" if close else ""
-            raise InputError(f"{where}: {key}", f"must be a key of TRL, accelerate or the vLLM server{hint}")
+            rule = "must be a key of TRL, accelerate or the vLLM server"
+            raise InputError(f"{where}: {key}", nearest(rule, key, known))
     return Keys(where=where, given=given)
 
 
 def _pairs(part: str, where: str) -> Iterator[tuple[str, Any]]:
-    try:
-        document = msgspec.yaml.decode(part)
-    except msgspec.DecodeError:
-        document = None
-    if not isinstance(document, dict):
-        yield from _flags(words(part, where))
+    if (document := mapping(part)) is None:
+        # A command such as `trl vllm-serve` stands before its flags.
+        given = dropwhile(lambda word: not word.startswith("--"), words(part, where))
+        yield from ((key, values[0] if values else "true") for key, values in options(given, where))
         return
     for key, value in document.items():
         if key in _SECTIONS and isinstance(value, dict):
             yield from value.items()
         else:
             yield str(key), value
-
-
-def _flags(found: list[str]) -> Iterator[tuple[str, Any]]:
-    """`--key value`, `--key=value`, or a switch."""
-    for i, word in enumerate(found):
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            following = found[i + 1] if i + 1 < len(found) and not found[i + 1].startswith("--") else "true"
-            yield key, value if equals else following

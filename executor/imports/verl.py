@@ -10,7 +10,6 @@ from executor.imports.verl_keys import Settings, settings
 from executor.imports.verl_layout import sections
 from executor.imports.verl_micro import Layout
 from executor.imports.verl_steps import Steps, steps
-from ir.errors import InputError
 from ir.job import Algorithm, JobDocument, Limits, Models, ModelSource, Workload, resolve
 from ir.known_models import KNOWN
 from ir.plan import Fusions, Plan, Pool, Sharing
@@ -65,10 +64,10 @@ def _refuse(s: Settings) -> None:
     engine = s.text("model_engine", f"{_ACTOR}.strategy", default="fsdp")
     known = ("dp", "fsdp", "fsdp2", "megatron")
     if engine not in known:
-        raise InputError(f"{s.where}: model_engine", f"must be {' or '.join(known)}", repr(engine))
+        raise s.error("model_engine", f"must be {' or '.join(known)}", repr(engine))
     for key in (f"{_ROLLOUT}.disaggregation.enabled", "distillation.enabled", f"{_ACTOR}.megatron.use_megatron_fsdp"):
         if s.flag(key):
-            raise InputError(f"{s.where}: {key}", "must be false: no plan says so")
+            raise s.error(key, "must be false: no plan says so")
 
 
 # Jobs
@@ -117,7 +116,7 @@ def _algorithm_name(s: Settings) -> str:
         estimator = "grpo"
     if estimator not in _NAMES:
         rule = f"must be one of {', '.join((*_NAMES, *_LIKE_GRPO))}"
-        raise InputError(f"{s.where}: algorithm.adv_estimator", rule, repr(estimator))
+        raise s.error("algorithm.adv_estimator", rule, repr(estimator))
     if _NAMES[estimator] != "grpo":
         return _NAMES[estimator]
     loss = s.text(f"{_ACTOR}.policy_loss.loss_mode", default="vanilla")

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from executor.imports.shell import words
+from executor.imports.source import Source
+from executor.imports.texts import flat, override, yaml_mapping
 from ir.errors import InputError
-
-_OVERRIDE = re.compile(r"\+{0,2}([\w@./-]+)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(Source):
     """Values by dotted key, and what was made of them."""
 
     values: Mapping[str, Any]
-    where: str
-    """Name of the configuration, for errors."""
     read: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
-    """What the configuration does not say and was taken, a line each."""
 
     def note(self, text: str) -> None:
         """Tell what was taken, once."""
@@ -43,26 +36,17 @@ class Settings:
     def whole(self, *keys: str, default: int | None = None) -> int:
         """A whole number; None as the default asks for one."""
         key, value = self.given(*keys)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{self.where}: {key}", "must be a whole number", repr(value))
-        return value
+        return self.as_whole(key, default if value is None else value)
 
     def number(self, *keys: str, default: float) -> float:
         """A number."""
         key, value = self.given(*keys)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{self.where}: {key}", "must be a number", repr(value))
-        return float(value)
+        return self.as_number(key, default if value is None else value)
 
     def flag(self, *keys: str, default: bool = False) -> bool:
         """True or false."""
         key, value = self.given(*keys)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise InputError(f"{self.where}: {key}", "must be true or false", repr(value))
-        return value
+        return self.as_flag(key, default if value is None else value)
 
     def text(self, *keys: str, default: str = "") -> str:
         """A word or path."""
@@ -91,29 +75,17 @@ def _overrides(text: str, where: str) -> Iterator[tuple[str, Any]]:
         option, equals, value = word.partition("=")
         if option in ("--config-name", "--config-path", "-cn", "-cp", "--config-dir"):
             yield option.lstrip("-"), value if equals else next(waiting, "")
-        elif (match := _OVERRIDE.fullmatch(word)) is not None:
-            yield match[1], _value(match[2])
+        elif (pair := override(word)) is not None:
+            yield pair[0], _value(pair[1])
         elif not word.startswith(("-", "~", "$")):
             raise InputError(f"{where}: {word}", "must be a Hydra override, key=value")
 
 
 def _yaml(text: str, where: str) -> Iterator[tuple[str, Any]]:
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InputError(where, f"must be YAML ({error})") from error
-    if not isinstance(document, dict):
-        raise InputError(where, "must be a YAML mapping")
-    yield from _flat(document, "")
-
-
-def _flat(node: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{path}{key}.")
+    for key, value in flat(yaml_mapping(text, where)):
         # A value that refers to another key is that key's default, which readers know.
-        elif not (isinstance(value, str) and value.startswith("${")):
-            yield f"{path}{key}", _value(value) if isinstance(value, str) else value
+        if not (isinstance(value, str) and value.startswith("${")):
+            yield key, _value(value) if isinstance(value, str) else value
 
 
 def _value(text: str) -> Any:

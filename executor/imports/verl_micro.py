@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_steps import Steps
-from ir.errors import InputError
 from ir.job import Job
 from ir.plan import Pass, Update
 
@@ -57,13 +56,12 @@ def micro(
         return {"micro_batch": 0, "micro_tokens": held(layout, asked, like.cp, name)}
     s.given(f"{prefix}_max_token_len_per_gpu")
     replicas = devices // replica(like)
-    key, size = s.given(*spelled)
-    if size is not None and key == spelled[1]:
-        size = max(int(size) // replicas, 1)
-    elif size is None:
-        rule = "must be given where micro-batches are not by tokens"
-        raise InputError(f"{s.where}: {spelled[0]}", rule)
-    return {"micro_batch": fitting(layout, int(size), replicas, name, minibatch=minibatch), "micro_tokens": 0}
+    key, value = s.given(*spelled)
+    if value is None:
+        raise s.error(spelled[0], "must be given where micro-batches are not by tokens")
+    size = s.as_whole(key, value)
+    size = max(size // replicas, 1) if key == spelled[1] else size
+    return {"micro_batch": fitting(layout, size, replicas, name, minibatch=minibatch), "micro_tokens": 0}
 
 
 def held(layout: Layout, tokens: int, cp: int, name: str) -> int:

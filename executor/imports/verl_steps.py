@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from executor.imports.verl_keys import Settings
-from ir.errors import InputError
 
 MAX_STALENESS = 8
 """The most that a job's limits allow."""
@@ -48,7 +47,7 @@ def steps(s: Settings) -> Steps:
         return _one_step_off(s)
     if mode != "sync":
         rule = "must be sync or separate_async: no plan carries responses over to the next step on shared devices"
-        raise InputError(f"{s.where}: {_V1}.trainer_mode", rule, repr(mode))
+        raise s.error(f"{_V1}.trainer_mode", rule, repr(mode))
     s.given("trainer.use_v1")
     prompts, minibatches = _batches(s)
     return Steps(
@@ -63,7 +62,7 @@ def steps(s: Settings) -> Steps:
 def _batches(s: Settings) -> tuple[int, int]:
     prompts, minibatch = s.whole("data.train_batch_size", default=1024), s.whole(_MINIBATCH, default=256)
     if prompts % minibatch:
-        raise InputError(f"{s.where}: {_MINIBATCH}", f"must divide data.train_batch_size = {prompts}", minibatch)
+        raise s.error(_MINIBATCH, f"must divide data.train_batch_size = {prompts}", minibatch)
     return prompts, prompts // minibatch
 
 
@@ -92,7 +91,7 @@ def _separate_async(s: Settings) -> Steps:
     period = s.whole(f"{_V1}.separate_async.parameter_sync_step", default=4)
     if period != minibatches:
         rule = f"must be data.train_batch_size / ppo_mini_batch_size = {minibatches}"
-        raise InputError(f"{s.where}: {_V1}.separate_async.parameter_sync_step", rule, period)
+        raise s.error(f"{_V1}.separate_async.parameter_sync_step", rule, period)
     ahead = math.ceil(s.number(f"{_V1}.separate_async.num_warmup_batches", default=1))
     key = f"{_V1}.sampler.max_off_policy_threshold"
     # Null is no bound; so is not to give it the default of 8, which is beyond what warm-up reaches.

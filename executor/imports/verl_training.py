@@ -8,7 +8,6 @@ import msgspec
 
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_micro import Layout, fitting, held, like, micro, replica
-from ir.errors import InputError
 from ir.graph import Op
 from ir.job import Role
 from ir.plan import Update
@@ -23,7 +22,7 @@ def update(layout: Layout, op: Op, model: str, fsdp: str) -> Update:
     degrees: dict[str, Any] = _megatron(layout, op, engine) if layout.megatron else _fsdp(s, model, engine)
     size = degrees["tp"] * degrees["pp"] * degrees["cp"]
     if devices % size:
-        raise InputError(f"{s.where}: {model}", f"must have degrees that divide the {devices} devices", size)
+        raise s.error(model, f"must have degrees that divide the {devices} devices", size)
     dp = devices // size
     divided = dp * degrees["cp"] > 1
     kind = _megatron_kind(s, engine, divided) if layout.megatron else _fsdp_kind(s, model, engine, dp * degrees["cp"])
@@ -134,7 +133,7 @@ def critic(layout: Layout) -> dict[str, Any]:
     trained = update(layout, Op.UPDATE_CRITIC, "critic", "fsdp")
     engine = "critic.megatron" if layout.megatron else "critic.fsdp"
     s.given(f"{engine}.micro_batch_size_per_gpu", "critic.ppo_infer_max_token_len_per_gpu")
-    _, size = s.given(f"{engine}.infer_micro_batch_size_per_gpu", "critic.forward_micro_batch_size_per_gpu")
+    key, size = s.given(f"{engine}.infer_micro_batch_size_per_gpu", "critic.forward_micro_batch_size_per_gpu")
     _, packed = s.given(f"{engine}.use_dynamic_bsz")
     if trained.micro_tokens:
         tokens = s.whole("critic.forward_max_token_len_per_gpu", default=trained.micro_tokens)
@@ -145,6 +144,6 @@ def critic(layout: Layout) -> dict[str, Any]:
                 "values and update_critic: by sequences, as the configuration says; the V1 trainer of verl 0.9.1 packs "
                 f"the critic's tokens whatever critic.use_dynamic_bsz is, unless {engine}.use_dynamic_bsz is false"
             )
-        asked = trained.micro_batch if size is None else int(size)
+        asked = trained.micro_batch if size is None else s.as_whole(key, size)
         small = {"micro_batch": fitting(layout, asked, devices // replica(trained), "values")}
     return {"update_critic": trained, "values": like(layout, trained, small, offload="none")}
