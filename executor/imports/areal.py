@@ -9,7 +9,7 @@ from math import ceil
 from executor.imports.areal_backends import Allocation, Engine, parse_allocation, parse_backend
 from executor.imports.areal_job import read_job
 from executor.imports.areal_trainer import Trainer
-from executor.imports.imported import Imported
+from executor.imports.imported import Imported, memory_percent
 from executor.imports.settings import Settings, read_settings
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Plan, Pool, Sync
@@ -20,7 +20,6 @@ _NODES, _DEVICES, _VLLM_SEQUENCES, _SHARE = 32, 8, 256, 0.9
 (areal/api/cli_args.py) where they are not set."""
 _STEP_TOKENS = 8192
 """Prompt tokens that a step of a server takes by its own default on large GPUs: vLLM's OpenAI server and SGLang."""
-_MAX_PERCENT = 98
 
 _SYNC: Mapping[str, Sync] = {"xccl": "broadcast", "disk": "disk", "awex": "p2p"}
 _POOLS = {"rollout": "rollout", "actor": "train", "critic": "critic", "ref": "reference"}
@@ -50,7 +49,7 @@ def read(text: str, *, where: str) -> Imported:
     plan = _plan(s, job)
     for key, meaning in _UNREAD.items():
         if s.flag(key):
-            s.note(key, meaning)
+            s.took(key, meaning)
     nodes, per_node = s.whole("cluster.n_nodes", _NODES), s.whole("cluster.n_gpus_per_node", _DEVICES)
     return Imported(job=job, plan=plan, nodes=nodes, per_node=per_node, assumed=tuple(s.notes))
 
@@ -90,7 +89,7 @@ def _recomputes(s: Settings) -> bool:
     method = s.get("actor.prox_logp_method", "recompute")
     recomputed = method in ("recompute", "metrics")
     if not recomputed:
-        s.note("actor.prox_logp_method", f"{method} takes no pass, as if old log-probs were the servers'")
+        s.took("actor.prox_logp_method", f"{method} takes no pass, as if old log-probs were the servers'")
     return recomputed
 
 
@@ -99,7 +98,7 @@ def _sync(s: Settings, *, colocated: bool) -> Sync:
     if mode not in _SYNC:
         raise s.error("actor.weight_update_mode", f"must be one of {', '.join(_SYNC)}", repr(mode))
     if colocated:
-        s.note("actor.weight_update_mode", f"{mode} is read as resharding within the shared devices")
+        s.took("actor.weight_update_mode", f"{mode} is read as resharding within the shared devices")
     return "reshard" if colocated else _SYNC[mode]
 
 
@@ -169,7 +168,7 @@ def _generate(s: Settings, engine: Engine, pool: str, workload: Workload, stalen
         pp=engine.pp,
         ep=engine.tp if ep == 1 and s.flag("sglang.enable_ep_moe") else ep,
         concurrency=_concurrency(s, engine, workload, staleness),
-        memory_percent=min(round(100 * share), _MAX_PERCENT),
+        memory_percent=memory_percent(share),
         prefill_tokens=_prefill(s, sglang=sglang),
     )
 
@@ -183,7 +182,7 @@ def _concurrency(s: Settings, engine: Engine, workload: Workload, staleness: int
     key = "sglang.max_running_requests" if sglang else "vllm.max_num_seqs"
     asked = s.whole(key, running if sglang else _VLLM_SEQUENCES)
     if asked > running or s.get(key) is None:
-        s.note(key, f"{min(asked, running)} sequences of a server, of {running} that may run there")
+        s.took(key, f"{min(asked, running)} sequences of a server, of {running} that may run there")
     return min(asked, running)
 
 
@@ -194,5 +193,5 @@ def _prefill(s: Settings, *, sglang: bool) -> int:
         return max(s.whole(key, 0), 0)
     if not sglang and s.flag("vllm.no_enable_chunked_prefill"):
         return 0
-    s.note(key if sglang else "vllm", f"{_STEP_TOKENS} prompt tokens a step, its server's own default")
+    s.took(key if sglang else "vllm", f"{_STEP_TOKENS} prompt tokens a step, its server's own default")
     return _STEP_TOKENS

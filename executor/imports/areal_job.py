@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from executor.imports.imported import assumed_lengths
+from executor.imports.imported import MAX_STALENESS, assumed_lengths
 from executor.imports.settings import Settings
 from ir.algorithm import Algorithm, Name
 from ir.job import JobDocument, Limits, Models, ModelSource, Workload
 
-_MAX_STALENESS = 8
 _KL, _MINIBATCHES, _RESPONSE_TOKENS, _RANK = 0.1, 4, 16384, 32
 """`actor.kl_ctl`, `ppo_n_minibatches`, `gconfig.max_new_tokens` and `lora_rank` where AReaL 1.0.4 has them not set."""
 _PROMPT_TOKENS = 1024
@@ -71,11 +70,11 @@ def _workload(s: Settings) -> Workload:
     prompt = s.whole("train_dataset.max_length", _PROMPT_TOKENS)
     response = s.whole("gconfig.max_new_tokens", _RESPONSE_TOKENS)
     if s.get("train_dataset.max_length") is None:
-        s.note("train_dataset.max_length", f"prompts of at most {prompt} tokens")
+        s.took("train_dataset.max_length", f"prompts of at most {prompt} tokens")
     if s.has("econfig"):
-        s.note("econfig", "turns of an environment are not read; gconfig.max_new_tokens is one whole response")
+        s.took("econfig", "turns of an environment are not read; gconfig.max_new_tokens is one whole response")
     lengths, note = assumed_lengths(prompt, response)
-    s.notes.append(note)
+    s.note(note)
     prompts = s.whole("train_dataset.batch_size", 1)
     return Workload(
         prompts_per_step=prompts,
@@ -93,15 +92,15 @@ def _minibatches(s: Settings, prompts: int) -> int:
     key = "ppo_n_minibatches"
     asked = s.whole(f"actor.{key}", _MINIBATCHES)
     if s.has("critic") and s.whole(f"critic.{key}", _MINIBATCHES) != asked:
-        s.note(f"critic.{key}", f"{asked}, those of the actor")
+        s.took(f"critic.{key}", f"{asked}, those of the actor")
     divisor = max(n for n in range(1, asked + 1) if prompts % n == 0)
     if divisor != asked:
-        s.note(f"actor.{key}", f"{divisor} of equal size in place of {asked}")
+        s.took(f"actor.{key}", f"{divisor} of equal size in place of {asked}")
     return divisor
 
 
 def _staleness(s: Settings) -> int:
     asked = s.whole("rollout.max_head_offpolicyness", 0)
-    if asked > _MAX_STALENESS:
-        s.note("rollout.max_head_offpolicyness", f"{_MAX_STALENESS} in place of {asked}")
-    return min(asked, _MAX_STALENESS)
+    if asked > MAX_STALENESS:
+        s.took("rollout.max_head_offpolicyness", f"{MAX_STALENESS} in place of {asked}")
+    return min(asked, MAX_STALENESS)

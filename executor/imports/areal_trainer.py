@@ -85,7 +85,7 @@ class Trainer:
         cp, longest = self.engine.cp, self.workload.max_tokens
         budget = self.settings.whole(f"{self.key}.mb_spec.max_tokens_per_mb", 0)
         if budget and budget < longest:
-            self.settings.note(f"{self.key}.mb_spec.max_tokens_per_mb", f"{longest}, the longest sequence")
+            self.settings.took(f"{self.key}.mb_spec.max_tokens_per_mb", f"{longest}, the longest sequence")
         if budget:
             return 0, ceil(max(budget, longest) / cp)
         batches = self.settings.whole(f"{self.key}.mb_spec.n_mbs", 1)
@@ -93,7 +93,7 @@ class Trainer:
 
     def _recompute(self) -> Literal["none", "selective", "full"]:
         if self.settings.whole(f"{self.key}.megatron.virtual_pipeline_parallel_size", 1) > 1:
-            self.settings.note(f"{self.key}.megatron.virtual_pipeline_parallel_size", "read as a plain pipeline")
+            self.settings.took(f"{self.key}.megatron.virtual_pipeline_parallel_size", "read as a plain pipeline")
         if not self._flag("gradient_checkpointing"):
             return "none"
         key, default = _RECOMPUTE[self.engine.kind]

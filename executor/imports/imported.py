@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ir.job import JobDocument
 from ir.lengths import Lengths, Lognormal
 from ir.plan import Plan
+
+MAX_STALENESS = 8
+"""The most that a job's limits allow."""
+
+_NODE, _MAX_PERCENT = 8, 98
+"""Devices of a node where a configuration does not say, and the largest share of memory that a plan may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +41,16 @@ def assumed_lengths(max_prompt_tokens: int, max_response_tokens: int) -> tuple[L
     lengths = Lengths(prompt=Lognormal(mean=prompt, sigma=0.5), response=Lognormal(mean=response, sigma=0.7))
     note = f"lengths: lognormal, means {prompt:.0f} (prompt) and {response:.0f} (response) tokens"
     return lengths, note
+
+
+def assumed_nodes(devices: int) -> tuple[int, int, str]:
+    """(nodes, devices of each), of eight devices where that comes out even, for a configuration that says how many
+    devices there are in all; and what to note."""
+    per_node = devices if devices < _NODE else math.gcd(devices, _NODE)
+    nodes = devices // per_node
+    return nodes, per_node, f"nodes: {nodes} of {per_node} devices, for {devices} in all"
+
+
+def memory_percent(share: float) -> int:
+    """An engine's share of memory as plans have it."""
+    return min(max(round(100 * share), 1), _MAX_PERCENT)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from executor.imports.imported import Imported
+from executor.imports.imported import Imported, memory_percent
 from executor.imports.nemo_rl_job import BASES, read_job
 from executor.imports.nemo_rl_workers import Workers
 from executor.imports.settings import Settings, read_settings
@@ -17,7 +17,6 @@ from ir.plan import Fusions, Generate, Plan, Pool, Sync
 _SHARE, _SEQUENCES, _STEP_TOKENS = 0.6, 256, 8192
 """`policy.generation.vllm_cfg.gpu_memory_utilization` of the base configuration; vLLM's own `max_num_seqs` and
 `max_num_batched_tokens` on large GPUs, where `vllm_kwargs` does not set them."""
-_MAX_PERCENT = 98
 
 _SYNC: dict[str | None, Sync] = {
     None: "broadcast",
@@ -121,14 +120,14 @@ def _generate(s: Settings, job: JobDocument, pool: Pool, staleness: int) -> Gene
     running = ceil(_started(job) * (1 + staleness) * tp * pp / pool.devices)
     asked = s.whole(f"{options}.max_num_seqs", _SEQUENCES)
     if asked > running or s.get(f"{options}.max_num_seqs") is None:
-        s.note(f"{options}.max_num_seqs", f"{min(asked, running)} sequences of an engine, of {running} that may run")
+        s.took(f"{options}.max_num_seqs", f"{min(asked, running)} sequences of an engine, of {running} that may run")
     return Generate(
         pool=pool.name,
         tp=tp,
         pp=pp,
         ep=s.whole(f"{engine}.expert_parallel_size", 1),
         concurrency=min(asked, running),
-        memory_percent=min(round(100 * s.number(f"{engine}.gpu_memory_utilization", _SHARE)), _MAX_PERCENT),
+        memory_percent=memory_percent(s.number(f"{engine}.gpu_memory_utilization", _SHARE)),
         prefill_tokens=_prefill(s, options),
         precision="fp8" if "fp8" in str(s.get(f"{engine}.precision")) else "native",
     )
@@ -143,5 +142,5 @@ def _prefill(s: Settings, options: str) -> int:
     if not s.flag(f"{options}.enable_chunked_prefill", True):
         return 0
     if s.get(f"{options}.max_num_batched_tokens") is None:
-        s.note(f"{options}.max_num_batched_tokens", f"{_STEP_TOKENS}, vLLM's own on large GPUs")
+        s.took(f"{options}.max_num_batched_tokens", f"{_STEP_TOKENS}, vLLM's own on large GPUs")
     return s.whole(f"{options}.max_num_batched_tokens", _STEP_TOKENS)

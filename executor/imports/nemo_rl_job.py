@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executor.imports.imported import assumed_lengths
+from executor.imports.imported import MAX_STALENESS, assumed_lengths
 from executor.imports.settings import Settings
 from ir.algorithm import Algorithm, Name
 from ir.job import JobDocument, Limits, Models, ModelSource, Workload
@@ -10,7 +10,6 @@ from ir.job import JobDocument, Limits, Models, ModelSource, Workload
 BASES = ("grpo_math_1B.yaml", "ppo_math_1B.yaml")
 """Files that a configuration may inherit from."""
 
-_MAX_STALENESS = 8
 _MODEL = "Qwen/Qwen2.5-1.5B"
 _PROMPTS, _SAMPLES, _BATCH, _CLIP = 32, 16, 512, 0.2
 _KL, _RATE, _TOKENS = {"grpo": 0.01, "ppo": 0.0}, {"grpo": 5e-6, "ppo": 1e-6}, {"grpo": 512, "ppo": 16384}
@@ -29,7 +28,7 @@ def read_job(s: Settings) -> JobDocument:
     kl = s.number("loss_fn.reference_policy_kl_penalty", _KL[section])
     skipped = s.flag(f"{section}.skip_reference_policy_logprobs_calculation", section == "ppo")
     if kl == 0 and not skipped:
-        s.note(f"{section}.skip_reference_policy_logprobs_calculation", "a pass that counts for nothing is not read")
+        s.took(f"{section}.skip_reference_policy_logprobs_calculation", "a pass that counts for nothing is not read")
     algorithm = Algorithm(
         name=_algorithm(s, section),
         learning_rate=_rate(s, section),
@@ -82,9 +81,9 @@ def _workload(s: Settings, section: str, *, useful: bool) -> Workload:
     samples = s.whole(f"{section}.num_generations_per_prompt", _SAMPLES)
     prompt, response = _tokens(s, section)
     lengths, note = assumed_lengths(prompt, response)
-    s.notes.append(note)
+    s.note(note)
     if s.whole(f"{section}.max_rollout_turns", 1) > 1:
-        s.note(f"{section}.max_rollout_turns", "turns are not read; a response is one")
+        s.took(f"{section}.max_rollout_turns", "turns are not read; a response is one")
     return Workload(
         prompts_per_step=prompts,
         samples_per_prompt=samples,
@@ -108,7 +107,7 @@ def _tokens(s: Settings, section: str) -> tuple[int, int]:
         return prompt, response
     room = total - response if response < total else min(prompt, max(total // 8, 1))
     prompt = min(prompt, room)
-    s.note("policy.max_total_sequence_length", f"{total} tokens, {prompt} of them the longest prompt")
+    s.took("policy.max_total_sequence_length", f"{total} tokens, {prompt} of them the longest prompt")
     return prompt, total - prompt
 
 
@@ -126,6 +125,6 @@ def _staleness(s: Settings, section: str) -> int:
     if not s.flag(f"{key}.enabled"):
         return 0
     asked = s.whole(f"{key}.max_trajectory_age_steps", 1)
-    if asked > _MAX_STALENESS:
-        s.note(f"{key}.max_trajectory_age_steps", f"{_MAX_STALENESS} in place of {asked}")
-    return min(asked, _MAX_STALENESS)
+    if asked > MAX_STALENESS:
+        s.took(f"{key}.max_trajectory_age_steps", f"{MAX_STALENESS} in place of {asked}")
+    return min(asked, MAX_STALENESS)

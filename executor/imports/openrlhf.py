@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from executor.imports.imported import Imported, assumed_lengths
+from executor.imports.imported import Imported, assumed_lengths, assumed_nodes
 from executor.imports.openrlhf_flags import REMARKS, Flags, flags_of
-from executor.imports.openrlhf_plan import nodes_of, plan_of, staleness_of
+from executor.imports.openrlhf_plan import plan_of, staleness_of
 from executor.imports.shell import words
 from ir.frameworks.openrlhf import ESTIMATORS
 from ir.job import Algorithm, JobDocument, Limits, Models, ModelSource, Workload
@@ -25,12 +25,13 @@ def read(text: str, *, where: str) -> Imported:
         InputError: a flag that is unknown, or that says what no plan can.
     """
     flags = flags_of(words(text, where), where)
-    notes = list(_remarks(flags))
-    job = _job(flags, notes)
-    plan = plan_of(flags, job, notes)
-    nodes, per_node = nodes_of(plan)
-    notes.append(f"nodes: {nodes} of {per_node} devices, for {plan.num_devices} in all")
-    return Imported(job=job, plan=plan, nodes=nodes, per_node=per_node, assumed=tuple(notes))
+    for remark in _remarks(flags):
+        flags.note(remark)
+    job = _job(flags)
+    plan = plan_of(flags, job)
+    nodes, per_node, note = assumed_nodes(plan.num_devices)
+    flags.note(note)
+    return Imported(job=job, plan=plan, nodes=nodes, per_node=per_node, assumed=tuple(flags.notes))
 
 
 def _remarks(f: Flags) -> Iterator[str]:
@@ -50,20 +51,20 @@ def _remarks(f: Flags) -> Iterator[str]:
 # The job
 
 
-def _job(f: Flags, notes: list[str]) -> JobDocument:
-    algorithm = _algorithm(f, notes)
-    staleness = staleness_of(f, notes)
+def _job(f: Flags) -> JobDocument:
+    algorithm = _algorithm(f)
+    staleness = staleness_of(f)
     return JobDocument(
         name="openrlhf",
         algorithm=algorithm,
         models=_models(f, algorithm),
-        workload=_workload(f, algorithm, notes),
+        workload=_workload(f, algorithm),
         limits=Limits(max_staleness=max(staleness, Limits().max_staleness)),
     )
 
 
-def _algorithm(f: Flags, notes: list[str]) -> Algorithm:
-    name = _name(f, notes)
+def _algorithm(f: Flags) -> Algorithm:
+    name = _name(f)
     fields: dict[str, Any] = {}
     if f.on("algo.advantage.is_correction_threshold"):
         fields["max_importance_weight"] = f.number("algo.advantage.is_correction_threshold", at=-1)
@@ -77,23 +78,21 @@ def _algorithm(f: Flags, notes: list[str]) -> Algorithm:
     )
     if algorithm.kl_coefficient and algorithm.kl_in_reward == f.on("algo.kl.use_loss"):
         place = "reward" if algorithm.kl_in_reward else "loss"
-        notes.append(f"algo.kl.use_loss: the KL divergence is taken to be in the {place}, as usual for {name}")
+        f.note(f"algo.kl.use_loss: the KL divergence is taken to be in the {place}, as usual for {name}")
     return algorithm
 
 
-def _name(f: Flags, notes: list[str]) -> str:
+def _name(f: Flags) -> str:
     estimator = f.text("algo.advantage.estimator")
     if estimator not in _ALGORITHMS:
         raise f.error("algo.advantage.estimator", f"must be one of {', '.join(_ALGORITHMS)}", repr(estimator))
     if f.on("algo.dynamic_filtering_enable"):
         if estimator == "gae":
             raise f.error("algo.dynamic_filtering_enable", "must not be given with the estimator gae")
-        notes.append(
-            f"algo.dynamic_filtering_enable: planned as dapo, with a share of {USEFUL_GROUPS} of useful groups"
-        )
+        f.note(f"algo.dynamic_filtering_enable: planned as dapo, with a share of {USEFUL_GROUPS} of useful groups")
         return "dapo"
     if estimator == "flash_reinforce":
-        notes.append("algo.advantage.estimator flash_reinforce: planned as reinforce++, whose step is the same")
+        f.note("algo.advantage.estimator flash_reinforce: planned as reinforce++, whose step is the same")
     gspo = f.text("actor.policy_loss_type") == "gspo" and estimator == "group_norm"
     return "gspo" if gspo else _ALGORITHMS[estimator]
 
@@ -120,7 +119,7 @@ def _verified(f: Flags) -> bool:
     return f.on("reward.remote_url") or f.on("train.agent_func_path")
 
 
-def _workload(f: Flags, algorithm: Algorithm, notes: list[str]) -> Workload:
+def _workload(f: Flags, algorithm: Algorithm) -> Workload:
     prompts, samples = f.count("rollout.batch_size"), f.count("rollout.n_samples_per_prompt")
     minibatches, rest = divmod(prompts * samples, f.count("train.batch_size"))
     if rest or not minibatches:
@@ -129,11 +128,11 @@ def _workload(f: Flags, algorithm: Algorithm, notes: list[str]) -> Workload:
             f"must divide the {prompts * samples} sequences of a step",
             f.count("train.batch_size"),
         )
-    longest_prompt, longest = _longest(f, notes)
+    longest_prompt, longest = _longest(f)
     lengths, note = assumed_lengths(longest_prompt, longest)
-    notes.append(note)
+    f.note(note)
     if f.on("train.agent_func_path"):
-        notes.append("train.agent_func_path: taken to answer in a single turn")
+        f.note("train.agent_func_path: taken to answer in a single turn")
     return Workload(
         prompts_per_step=prompts,
         samples_per_prompt=samples,
@@ -148,7 +147,7 @@ def _workload(f: Flags, algorithm: Algorithm, notes: list[str]) -> Workload:
     )
 
 
-def _longest(f: Flags, notes: list[str]) -> tuple[int, int]:
+def _longest(f: Flags) -> tuple[int, int]:
     """Most tokens of a prompt and of a response. Flags give both, or the sum and perhaps the latter."""
     if f.on("prompt_max_len"):
         response = f.count("rollout.max_new_tokens") if f.on("rollout.max_new_tokens") else 1024
@@ -157,5 +156,5 @@ def _longest(f: Flags, notes: list[str]) -> tuple[int, int]:
     if f.on("rollout.max_new_tokens") and f.count("rollout.max_new_tokens") < total:
         return total - f.count("rollout.max_new_tokens"), f.count("rollout.max_new_tokens")
     prompt = total // 4
-    notes.append(f"rollout.max_new_tokens: taken as {total - prompt} of data.max_len {total}, for prompts of {prompt}")
+    f.note(f"rollout.max_new_tokens: taken as {total - prompt} of data.max_len {total}, for prompts of {prompt}")
     return prompt, total - prompt

@@ -7,25 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from executor.imports.imported import MAX_STALENESS, memory_percent
 from executor.imports.openrlhf_flags import Flags
 from ir.frameworks.openrlhf_layout import ENGINE_SEQUENCES, ENGINE_TOKENS
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
 
-MAX_STALENESS, MAX_PERCENT = 8, 98
-"""Most that a job and a plan may have."""
 
-NODE = 8
-"""Devices of a node, which flags do not say."""
-
-
-def staleness_of(f: Flags, notes: list[str]) -> int:
+def staleness_of(f: Flags) -> int:
     """The bound on staleness: batches that wait in the queue."""
     if not f.on("train.async_enable"):
         return 0
     asked = f.count("train.async_queue_size")
     if asked > MAX_STALENESS:
-        notes.append(f"train.async_queue_size {asked}: planned as {MAX_STALENESS}, the largest staleness")
+        f.note(f"train.async_queue_size {asked}: planned as {MAX_STALENESS}, the largest staleness")
     return min(asked, MAX_STALENESS)
 
 
@@ -37,18 +32,18 @@ class _Sites:
     of: Mapping[str, str]
 
 
-def plan_of(f: Flags, job: JobDocument, notes: list[str]) -> Plan:
-    """The plan; what is taken for granted is added to the notes."""
-    sites, staleness = _sites(f, job), staleness_of(f, [])
+def plan_of(f: Flags, job: JobDocument) -> Plan:
+    """The plan; what is taken for granted is noted."""
+    sites, staleness = _sites(f, job), staleness_of(f)
     interleaved = sites.of.get("critic") == sites.of["actor"] and not f.on("ds.enable_sleep")
     if interleaved:
-        notes.append("ds.enable_sleep: not set, so that actor and critic are updated at the same time")
+        f.note("ds.enable_sleep: not set, so that actor and critic are updated at the same time")
     if f.on("ds.adam_offload"):
-        notes.append(
+        f.note(
             "ds.adam_offload: planned as optimizer states that come to the device for each update, which takes more of "
             "its memory than DeepSpeed's update in host memory"
         )
-    passing = _Passes(flags=f, job=job, sites=sites, notes=notes)
+    passing = _Passes(flags=f, job=job, sites=sites)
     return Plan(
         pools=tuple(Pool(name=name, devices=devices) for name, devices in sites.pools.items()),
         generate=_engines(f, job, sites),
@@ -108,7 +103,7 @@ def _engines(f: Flags, job: JobDocument, sites: _Sites) -> Generate:
         pool=sites.of["rollout"],
         tp=tp,
         concurrency=min(-(-job.workload.sequences // engines), ENGINE_SEQUENCES),
-        memory_percent=min(max(round(100 * f.number("vllm.gpu_memory_utilization")), 1), MAX_PERCENT),
+        memory_percent=memory_percent(f.number("vllm.gpu_memory_utilization")),
         prefill_tokens=ENGINE_TOKENS,
     )
 
@@ -120,7 +115,6 @@ class _Passes:
     flags: Flags
     job: JobDocument
     sites: _Sites
-    notes: list[str]
 
     def of(self, role: str) -> Pass:
         """Forward passes of a role."""
@@ -158,7 +152,7 @@ class _Passes:
 
     def _stage(self, role: str) -> int:
         """ZeRO has nothing to divide over where there is a single device for each shard."""
-        divides = self._replicas(role) * int(self._degrees()["cp"]) > 1
+        divides = self._replicas(role) * self._degrees()["cp"] > 1
         return self.flags.count("ds.zero_stage", least=0) if divides else 0
 
     def _micro(self, kind: str, role: str, sequences: int) -> dict[str, Any]:
@@ -166,24 +160,11 @@ class _Passes:
         if not f.on("train.dynamic_batch_enable"):
             asked, most = f.count(f"{kind}.micro_batch_size"), -(-sequences // self._replicas(role))
             if asked > most:
-                self._note(f"{kind}.micro_batch_size {asked}: planned as {most}, all that a replica has")
+                f.note(f"{kind}.micro_batch_size {asked}: planned as {most}, all that a replica has")
             return {"micro_batch": min(asked, most)}
         key = "rollout.max_tokens_per_gpu" if kind == "rollout" and f.on("rollout.max_tokens_per_gpu") else None
         asked = f.count(key or "train.max_tokens_per_gpu") * degrees["tp"]
         least = -(-self.job.workload.max_tokens // (degrees["cp"] * degrees["tp"])) * degrees["tp"]
         if asked < least:
-            self._note(
-                f"{kind}.max_tokens_per_gpu: planned as {least // degrees['tp']}, which holds the longest sequence"
-            )
+            f.note(f"{kind}.max_tokens_per_gpu: planned as {least // degrees['tp']}, which holds the longest sequence")
         return {"micro_tokens": max(asked, least)}
-
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
-
-def nodes_of(plan: Plan) -> tuple[int, int]:
-    """(nodes, devices of each), of eight devices where that comes out even."""
-    devices = plan.num_devices
-    per_node = devices if devices < NODE else math.gcd(devices, NODE)
-    return devices // per_node, per_node

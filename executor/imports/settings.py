@@ -24,10 +24,9 @@ class Settings(Source):
     values: Mapping[str, Any]
     """By dotted key; lists are values, and a mapping without entries is None."""
 
-    def note(self, key: str, text: str) -> None:
+    def took(self, key: str, text: str) -> None:
         """Note what was taken for a key."""
-        if (line := f"{key}: {text}") not in self.notes:
-            self.notes.append(line)
+        self.note(f"{key}: {text}")
 
     def has(self, section: str) -> bool:
         """Whether anything below a key is set."""

@@ -17,6 +17,11 @@ class Source:
     notes: list[str] = field(default_factory=list)
     """What it does not say and was taken, a line each, once each."""
 
+    def note(self, line: str) -> None:
+        """Tell what was taken, once."""
+        if line not in self.notes:
+            self.notes.append(line)
+
     def error(self, key: str, rule: str, got: object = None) -> InputError:
         """The error that a key breaks a rule."""
         return InputError(f"{self.where}: {key}", rule, got)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from executor.imports.imported import Imported, assumed_lengths
+from executor.imports.imported import Imported, assumed_lengths, assumed_nodes, memory_percent
 from executor.imports.trl_keys import REMARKS, Keys, keys_of
 from ir.frameworks.trl import ENGINE_TOKENS
 from ir.job import Algorithm, JobDocument, Models, ModelSource, Workload
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
 
-NODE, MAX_PERCENT, PROMPT_TOKENS = 8, 98, 1024
-"""Devices of a node and the longest prompt where no key says them; the largest share of memory a plan may have."""
+PROMPT_TOKENS = 1024
+"""The longest prompt where no key says it."""
 
 SERVER_SEQUENCES, SERVER_TOKENS = 1024, 8192
 """`max_num_seqs` and `max_num_batched_tokens` of vLLM's server on devices of 70 GB or more."""
@@ -33,13 +32,13 @@ def read(text: str, *, where: str) -> Imported:
     k = keys_of(text, where)
     if not k.on("use_vllm"):
         raise k.error("use_vllm", "must be true: generation by transformers is not planned for")
-    notes = list(_remarks(k))
-    job = _job(k, notes)
-    plan = _plan(k, job, notes)
-    per_node = plan.num_devices if plan.num_devices < NODE else math.gcd(plan.num_devices, NODE)
-    nodes = plan.num_devices // per_node
-    notes.append(f"nodes: {nodes} of {per_node} devices, for {plan.num_devices} in all")
-    return Imported(job=job, plan=plan, nodes=nodes, per_node=per_node, assumed=tuple(notes))
+    for remark in _remarks(k):
+        k.note(remark)
+    job = _job(k)
+    plan = _plan(k, job)
+    nodes, per_node, note = assumed_nodes(plan.num_devices)
+    k.note(note)
+    return Imported(job=job, plan=plan, nodes=nodes, per_node=per_node, assumed=tuple(k.notes))
 
 
 def _remarks(k: Keys) -> Iterator[str]:
@@ -60,27 +59,27 @@ def _colocated(k: Keys) -> bool:
 # The job
 
 
-def _job(k: Keys, notes: list[str]) -> JobDocument:
+def _job(k: Keys) -> JobDocument:
     actor = k.get("model_name_or_path")
     if actor is None:
         raise k.error("model_name_or_path", "must be set")
     reward = k.get("reward_model_name_or_path")
     return JobDocument(
         name="trl",
-        algorithm=_algorithm(k, notes),
+        algorithm=_algorithm(k),
         models=Models(
             actor=ModelSource(name=actor, lora_rank=k.count("lora_r") if k.on("use_peft") else None),
             reward=ModelSource(name=reward) if reward is not None else None,
         ),
-        workload=_workload(k, notes),
+        workload=_workload(k),
     )
 
 
-def _algorithm(k: Keys, notes: list[str]) -> Algorithm:
+def _algorithm(k: Keys) -> Algorithm:
     loss = str(k.get("loss_type"))
     name = "gspo" if k.get("importance_sampling_level") == "sequence" else _ALGORITHMS.get(loss, "grpo")
     if name == "grpo" and loss != "grpo":
-        notes.append(f"loss_type {loss}: planned as grpo, whose step is the same")
+        k.note(f"loss_type {loss}: planned as grpo, whose step is the same")
     return Algorithm(
         name=name,  # type: ignore[arg-type]
         learning_rate=k.number("learning_rate"),
@@ -103,14 +102,14 @@ def _sequences(k: Keys) -> tuple[int, int]:
     return sequences, at_once * accumulated
 
 
-def _workload(k: Keys, notes: list[str]) -> Workload:
+def _workload(k: Keys) -> Workload:
     (sequences, minibatch), samples = _sequences(k), k.count("num_generations", least=2)
     if sequences % samples:
         raise k.error("num_generations", f"must divide the {sequences} sequences of a step", samples)
     response = k.count("max_completion_length")
-    prompt = _prompt(k, response, notes)
+    prompt = _prompt(k, response)
     lengths, note = assumed_lengths(prompt, response)
-    notes.append(note)
+    k.note(note)
     return Workload(
         prompts_per_step=sequences // samples,
         samples_per_prompt=samples,
@@ -124,25 +123,25 @@ def _workload(k: Keys, notes: list[str]) -> Workload:
     )
 
 
-def _prompt(k: Keys, response: int, notes: list[str]) -> int:
+def _prompt(k: Keys, response: int) -> int:
     """Most tokens of a prompt: what is left of an engine's longest sequence."""
     if k.has("max_prompt_length"):
         return k.count("max_prompt_length")
     key = "vllm_max_model_length" if _colocated(k) else "max_model_len"
     if k.has(key) and k.count(key) > response:
         return k.count(key) - response
-    notes.append(f"{key}: taken as {response + PROMPT_TOKENS}, for prompts of {PROMPT_TOKENS} tokens")
+    k.note(f"{key}: taken as {response + PROMPT_TOKENS}, for prompts of {PROMPT_TOKENS} tokens")
     return PROMPT_TOKENS
 
 
 # The plan
 
 
-def _plan(k: Keys, job: JobDocument, notes: list[str]) -> Plan:
-    world, generate = k.count("num_processes"), _engines(k, job, notes)
+def _plan(k: Keys, job: JobDocument) -> Plan:
+    world, generate = k.count("num_processes"), _engines(k, job)
     pools = {"all": world} if _colocated(k) else {"rollout": _served(k), "train": world}
     pool = "all" if _colocated(k) else "train"
-    micro, stage = k.count("per_device_train_batch_size"), _stage(k, world, notes)
+    micro, stage = k.count("per_device_train_batch_size"), _stage(k, world)
     visit = Pass(pool=pool, micro_batch=micro, zero=3 if stage == 3 else 0)
     workload, referred = job.workload, job.algorithm.kl_coefficient > 0
     folded = not k.on("vllm_importance_sampling_correction") and workload.minibatches * workload.epochs == 1
@@ -159,7 +158,7 @@ def _plan(k: Keys, job: JobDocument, notes: list[str]) -> Plan:
             zero=stage,
             micro_batch=micro,
             recompute="full" if k.on("gradient_checkpointing") else "none",
-            offload=_offload(k, notes),
+            offload=_offload(k),
         ),
         fusions=Fusions(fold_old_logprob=folded),
         sharing=Sharing(reference_adapter=referred and k.on("use_peft")),
@@ -172,7 +171,7 @@ def _served(k: Keys) -> int:
     return 1 if k.has("vllm_device") else k.count("tensor_parallel_size") * k.count("data_parallel_size")
 
 
-def _engines(k: Keys, job: JobDocument, notes: list[str]) -> Generate:
+def _engines(k: Keys, job: JobDocument) -> Generate:
     if _colocated(k):
         tp, world = k.count("vllm_tensor_parallel_size"), k.count("num_processes")
         if world % tp:
@@ -188,7 +187,7 @@ def _engines(k: Keys, job: JobDocument, notes: list[str]) -> Generate:
         ("prefill_tokens", "max-num-batched-tokens", SERVER_TOKENS),
     ):
         if not k.has(key):
-            notes.append(f"{key}: taken as {default}, as on devices of 70 GB or more")
+            k.note(f"{key}: taken as {default}, as on devices of 70 GB or more")
         fields[name] = k.count(key) if k.has(key) else default
     share = -(-job.workload.sequences * tp // _served(k))
     fields["concurrency"] = min(fields["concurrency"], share)
@@ -197,10 +196,10 @@ def _engines(k: Keys, job: JobDocument, notes: list[str]) -> Generate:
 
 
 def _percent(k: Keys, prefix: str) -> int:
-    return min(max(round(100 * k.number(f"{prefix}memory_utilization")), 1), MAX_PERCENT)
+    return memory_percent(k.number(f"{prefix}memory_utilization"))
 
 
-def _stage(k: Keys, world: int, notes: list[str]) -> int:
+def _stage(k: Keys, world: int) -> int:
     """The ZeRO stage; FSDP divides as the second or the third."""
     kind = str(k.get("distributed_type"))
     if kind == "FSDP":
@@ -209,7 +208,7 @@ def _stage(k: Keys, world: int, notes: list[str]) -> int:
         stage = _FSDP.get(how if how in _FSDP else how.lower())
         if stage is None:
             raise k.error(key, "must divide all or gradients and states", repr(how))
-        notes.append(f"distributed_type FSDP: planned as ZeRO stage {stage}, which divides the same")
+        k.note(f"distributed_type FSDP: planned as ZeRO stage {stage}, which divides the same")
     elif kind == "DEEPSPEED":
         stage = k.count("zero_stage", least=0)
     elif kind in ("MULTI_GPU", "NO"):
@@ -219,13 +218,13 @@ def _stage(k: Keys, world: int, notes: list[str]) -> int:
     return stage if world > 1 else 0
 
 
-def _offload(k: Keys, notes: list[str]) -> Any:
+def _offload(k: Keys) -> Any:
     """What waits in host memory. TRL leaves it there while it updates."""
     away = {key: k.has(key) and str(k.get(key)).lower() not in ("none", "false") for key in _OFFLOADS}
     found = next((_OFFLOADS[key] for key in _OFFLOADS if away[key]), "none")
     if found != "none":
         key = next(key for key in _OFFLOADS if away[key])
-        notes.append(
+        k.note(
             f"{key}: planned as what comes to the device for each update, which takes more of its memory than TRL's, "
             "which leaves it in host memory"
         )

@@ -19,11 +19,6 @@ class Settings(Source):
     values: Mapping[str, Any]
     read: set[str] = field(default_factory=set)
 
-    def note(self, text: str) -> None:
-        """Tell what was taken, once."""
-        if text not in self.notes:
-            self.notes.append(text)
-
     def has(self, prefix: str) -> bool:
         """Whether any key begins so."""
         return any(key.startswith(prefix) for key in self.values)

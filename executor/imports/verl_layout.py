@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from executor.imports.imported import memory_percent
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_micro import Layout, held, like, micro
 from executor.imports.verl_training import critic, update
@@ -56,7 +57,7 @@ def _generate(layout: Layout) -> Generate:
         pp=pp,
         ep=ep,
         concurrency=concurrency,
-        memory_percent=min(round(100 * s.number(f"{_ROLLOUT}.gpu_memory_utilization", default=0.5)), 98),
+        memory_percent=memory_percent(s.number(f"{_ROLLOUT}.gpu_memory_utilization", default=0.5)),
         prefill_tokens=_prefill(s, concurrency),
         precision="fp8" if s.text(f"{_ROLLOUT}.quantization") == "fp8" else "native",
     )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from executor.imports.imported import MAX_STALENESS
 from executor.imports.verl_keys import Settings
-
-MAX_STALENESS = 8
-"""The most that a job's limits allow."""
 
 _A, _V1 = "actor_rollout_ref", "trainer.v1"
 _ROLLOUT, _MINIBATCH = f"{_A}.rollout", f"{_A}.actor.ppo_mini_batch_size"
