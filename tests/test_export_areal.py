@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import drawn_plans
 import msgspec
 import pytest
-from drawn_plans import JOBS, drawn, known_job, production
+from framework_plans import JOBS, MOE, NOTE, changed, drawn, job, setting
+from framework_plans import exported as files_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.export.areal import write
 from executor.imports.areal import read
 from executor.imports.areal_backends import parse_allocation, parse_backend
-from ir.backends import backend
 from ir.errors import InputError
 from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
 from ir.rules import check
-from ir.setting import setting_of
-from ir.systems import load_cluster
 
 REWARDED = Fusions(reward_with_generation=True)
 
 
-def exported(plan: Plan, job: Job, cluster: str) -> dict[str, Any]:
-    check(plan, setting_of(job, load_cluster(cluster), backend("areal")))
-    files = write(production(plan, job, cluster))
+RUN = {"grpo": "dgx-h100:8", "ppo-kl": "dgx-h100:16", "moe": "dgx-h100:32", "synchronous": "dgx-a100:64"}
+"""Jobs with a cluster each."""
+
+
+def exported(plan: Plan, of: Job, cluster: str) -> dict[str, Any]:
+    files = files_of(of, plan, "areal", cluster)
     assert list(files) == ["areal.yaml", "run.sh"]
-    assert "--config areal.yaml" in files["run.sh"] and "# step 1.0 s" in files["areal.yaml"]
+    assert "--config areal.yaml" in files["run.sh"] and f"# {NOTE}" in files["areal.yaml"]
     return msgspec.yaml.decode(files["areal.yaml"])
 
 
@@ -47,12 +46,12 @@ ASYNC = Plan(
 
 
 def test_stale_samples_on_fsdp() -> None:
-    found = exported(ASYNC, JOBS["dense"][0], "dgx-h100:8")
+    found = exported(ASYNC, JOBS["grpo"], "dgx-h100:8")
     assert found["cluster"] == {"n_nodes": 1, "n_gpus_per_node": 8, "fileroot": "/tmp/areal/experiments"}
     assert (found["scheduler"]["type"], found["enable_offload"]) == ("local", True)
     rollout, sglang, actor, ref = (found[name] for name in ("rollout", "sglang", "actor", "ref"))
     assert (rollout["backend"], rollout["max_head_offpolicyness"]) == ("sglang:d2t2", 2)
-    assert (rollout["consumer_batch_size"], rollout["max_concurrent_rollouts"]) == (64, 192)
+    assert (rollout["consumer_batch_size"], rollout["max_concurrent_rollouts"]) == (128, 384)
     assert (sglang["max_running_requests"], sglang["mem_fraction_static"]) == (256, 0.8)
     assert (sglang["chunked_prefill_size"], sglang["enable_mixed_chunk"], sglang["context_length"]) == (
         8192,
@@ -61,14 +60,14 @@ def test_stale_samples_on_fsdp() -> None:
     )
     assert (actor["backend"], actor["mb_spec"]) == ("fsdp:d2c2", {"max_tokens_per_mb": 16384})
     assert (actor["gradient_checkpointing"], actor["offload"], "megatron" in actor) == (True, False, False)
-    assert (actor["ppo_n_minibatches"], actor["kl_ctl"], actor["weight_update_mode"]) == (2, 0.001, "xccl")
+    assert (actor["ppo_n_minibatches"], actor["kl_ctl"], actor["weight_update_mode"]) == (2, 0.01, "xccl")
     assert (actor["recompute_logprob"], actor["use_decoupled_loss"]) == (True, True)
     assert actor["rejection_sampling"] == {"level": "token", "action": "clamp", "metric": "ratio", "upper": 5.0}
     assert actor["reward_norm"] == {"mean_level": "group", "std_level": "group", "group_size": 8}
     assert (ref["backend"], ref["offload"], ref["optimizer"]) == ("megatron:d4", True, None)
     assert ref["scheduling_strategy"] == {"type": "colocation", "target": "actor"}
     assert found["gconfig"] == {"n_samples": 8, "max_new_tokens": 3072, "max_tokens": 4096, "temperature": 1.0}
-    assert (found["train_dataset"]["batch_size"], found["train_dataset"]["max_length"]) == (64, 1024)
+    assert (found["train_dataset"]["batch_size"], found["train_dataset"]["max_length"]) == (128, 1024)
 
 
 EXPERTS = Plan(
@@ -83,7 +82,7 @@ EXPERTS = Plan(
 
 
 def test_pipeline_and_experts_on_megatron() -> None:
-    found = exported(EXPERTS, JOBS["experts"][0], "dgx-h100:32")
+    found = exported(EXPERTS, job(model=MOE, kl=0.0), "dgx-h100:32")
     actor, sglang = found["actor"], found["sglang"]
     assert actor["backend"] == "megatron:(attn:d2p4t2|ffn:e2t2)"
     assert actor["megatron"] == {
@@ -118,7 +117,7 @@ def test_a_critic_on_its_own_devices() -> None:
         in_flight=True,
         sync="broadcast",
     )
-    found = exported(plan, JOBS["ppo"][0], "dgx-h100:16")
+    found = exported(plan, JOBS["ppo-kl"], "dgx-h100:16")
     assert found["critic"]["scheduling_strategy"] == {"type": "separation"}
     assert found["ref"]["scheduling_strategy"] == {"type": "colocation", "target": "critic"}
     assert (found["critic"]["is_critic"], found["critic"]["ppo_n_minibatches"]) == (True, 2)
@@ -126,9 +125,9 @@ def test_a_critic_on_its_own_devices() -> None:
 
 
 def test_adapters_travel_in_files() -> None:
-    job = known_job("Qwen/Qwen3-8B", lora_rank=32)
-    for plan in drawn(job, "dgx-h100:8", "areal", 4):
-        found = exported(plan, job, "dgx-h100:8")
+    of = job(model="Qwen/Qwen3-8B", kl=0.0, lora=32)
+    for plan in drawn(of, "areal", "dgx-h100:8", count=4):
+        found = exported(plan, of, "dgx-h100:8")
         assert (found["actor"]["use_lora"], found["actor"]["lora_rank"], found["rollout"]["use_lora"]) == (
             True,
             32,
@@ -136,12 +135,6 @@ def test_adapters_travel_in_files() -> None:
         )
         assert found["actor"]["weight_update_mode"] == "disk" and found["actor"]["backend"].startswith("fsdp:")
         assert (found["sglang"]["enable_lora"], found["sglang"]["max_lora_rank"]) == (True, 32)
-
-
-def changed(plan: Plan, **sections: dict[str, Any]) -> Plan:
-    return msgspec.structs.replace(
-        plan, **{name: msgspec.structs.replace(getattr(plan, name), **change) for name, change in sections.items()}
-    )
 
 
 def all_in_one(plan: Plan) -> Plan:
@@ -175,22 +168,22 @@ REFUSED = {
 
 @pytest.mark.parametrize("rule", REFUSED)
 def test_what_areal_cannot_run_is_refused(rule: str) -> None:
-    # 64 prompts do not divide by 3 replicas, the 192 sequences of a minibatch do.
-    job, cluster = known_job("Qwen/Qwen2.5-7B-Instruct", kl=0.001, samples_per_prompt=6), load_cluster("dgx-h100:16")
-    check(REFUSED[rule], setting_of(job, cluster))
+    # 128 prompts do not divide by 3 replicas, the 384 sequences of a minibatch do.
+    of = job(samples_per_prompt=6)
+    check(REFUSED[rule], setting(of, None))
     with pytest.raises(InputError, match=rule):
-        check(REFUSED[rule], setting_of(job, cluster, backend("areal")))
+        check(REFUSED[rule], setting(of, "areal"))
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(JOBS)), st.integers(0, 1 << 30))
+@given(st.sampled_from(sorted(RUN)), st.integers(0, 1 << 30))
 def test_export_and_import_are_inverse(name: str, seed: int) -> None:
-    job, cluster = drawn_plans.JOBS[name]
-    (plan,) = drawn(job, cluster, "areal", 1, seed)
-    found = read(write(production(plan, job, cluster))["areal.yaml"], where="areal.yaml")
+    of, cluster = JOBS[name], RUN[name]
+    plan = drawn(of, "areal", cluster, seed=seed)[0]
+    found = read(files_of(of, plan, "areal", cluster)["areal.yaml"], where="areal.yaml")
     assert found.plan == plan
     assert found.devices >= plan.num_devices
-    ours, theirs = job.document, found.job
+    ours, theirs = of.document, found.job
     assert (theirs.algorithm, theirs.models) == (ours.algorithm, ours.models)
     assert msgspec.structs.replace(theirs.workload, lengths=None) == ours.workload
 

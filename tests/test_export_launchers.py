@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from export_jobs import JOBS, colocated, job, production, setting
+from framework_plans import JOBS, colocated, job, production, setting
 
 from executor.export import ray_job, slurm, vllm_args
 from executor.export.entries import commented, entry
@@ -94,7 +94,7 @@ def test_the_script_serves_with_the_same_arguments() -> None:
 def test_a_submission() -> None:
     found = json.loads(ray_job.launch(made(), "bash ../slime/run.sh")["submission.json"])
     assert found["entrypoint"] == "bash ../slime/run.sh"
-    assert found["metadata"]["plan"] == APART.identity and found["metadata"]["predicted"] == "predicted: 12.0 s a step"
+    assert found["metadata"]["plan"] == APART.identity and found["metadata"]["predicted"] == "predicted: 9 s a step"
     assert found["runtime_env"] == {"env_vars": {"PYTHONUNBUFFERED": "1"}}
 
 

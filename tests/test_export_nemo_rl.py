@@ -6,26 +6,25 @@ from typing import Any
 
 import msgspec
 import pytest
-from drawn_plans import JOBS, drawn, known_job, production
+from framework_plans import JOBS, MOE, NOTE, changed, drawn, job, setting
+from framework_plans import exported as files_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.export.nemo_rl import write
 from executor.imports.nemo_rl import read
-from ir.backends import backend
 from ir.errors import InputError
 from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Update
 from ir.rules import check
-from ir.setting import setting_of
-from ir.systems import load_cluster
+
+RUN = {"grpo": "dgx-h100:8", "ppo-kl": "dgx-h100:16", "moe": "dgx-h100:32", "synchronous": "dgx-a100:64"}
+"""Jobs with a cluster each."""
 
 
-def exported(plan: Plan, job: Job, cluster: str) -> dict[str, Any]:
-    check(plan, setting_of(job, load_cluster(cluster), backend("nemo-rl")))
-    files = write(production(plan, job, cluster))
+def exported(plan: Plan, of: Job, cluster: str) -> dict[str, Any]:
+    files = files_of(of, plan, "nemo-rl", cluster)
     assert list(files) == ["nemo_rl.yaml", "run.sh"]
-    assert "# step 1.0 s" in files["nemo_rl.yaml"]
+    assert f"# {NOTE}" in files["nemo_rl.yaml"]
     section = "ppo" if plan.update_critic else "grpo"
     assert f"uv run examples/run_{section}.py" in files["run.sh"]
     found = msgspec.yaml.decode(files["nemo_rl.yaml"])
@@ -45,11 +44,11 @@ COLOCATED = Plan(
 
 
 def test_one_pool_on_megatron() -> None:
-    found = exported(COLOCATED, JOBS["dense"][0], "dgx-h100:8")
+    found = exported(COLOCATED, JOBS["grpo"], "dgx-h100:8")
     assert found["cluster"] == {"num_nodes": 1, "gpus_per_node": 8}
     policy = found["policy"]
     assert (policy["train_global_batch_size"], policy["train_micro_batch_size"], policy["logprob_batch_size"]) == (
-        256,
+        512,
         1,
         1,
     )
@@ -79,13 +78,13 @@ def test_one_pool_on_megatron() -> None:
     assert (generation["vllm_cfg"]["async_engine"], generation["vllm_cfg"]["gpu_memory_utilization"]) == (False, 0.6)
     assert (policy["max_total_sequence_length"], generation["max_new_tokens"]) == (4096, 3072)
     grpo, loss = found["grpo"], found["loss_fn"]
-    assert (grpo["num_prompts_per_step"], grpo["num_generations_per_prompt"]) == (64, 8)
+    assert (grpo["num_prompts_per_step"], grpo["num_generations_per_prompt"]) == (128, 8)
     assert grpo["skip_reference_policy_logprobs_calculation"] is False and grpo["async_grpo"]["enabled"] is False
-    assert (loss["reference_policy_kl_penalty"], loss["force_on_policy_ratio"]) == (0.001, False)
+    assert (loss["reference_policy_kl_penalty"], loss["force_on_policy_ratio"]) == (0.01, False)
 
 
 def test_small_rates_are_numbers_in_yaml() -> None:
-    files = write(production(COLOCATED, JOBS["dense"][0], "dgx-h100:8"))
+    files = files_of(JOBS["grpo"], COLOCATED, "nemo-rl", "dgx-h100:8")
     assert "lr: 1.0e-06 " in files["nemo_rl.yaml"]
 
 
@@ -101,7 +100,7 @@ APART = Plan(
 
 
 def test_two_pools_on_dtensor() -> None:
-    found = exported(APART, known_job("Qwen/Qwen3-30B-A3B", minibatches=1), "dgx-h100:32")
+    found = exported(APART, job(model=MOE, kl=0.0, minibatches=1), "dgx-h100:32")
     assert found["cluster"] == {"num_nodes": 4, "gpus_per_node": 8}
     policy, generation = found["policy"], found["policy"]["generation"]
     assert generation["colocated"] == {"enabled": False, "resources": {"num_nodes": 2, "gpus_per_node": 8}}
@@ -130,26 +129,19 @@ def test_two_pools_on_dtensor() -> None:
 def test_part_of_a_node_generates() -> None:
     pools = (Pool(name="rollout", devices=6), Pool(name="train", devices=2))
     plan = msgspec.structs.replace(changed(APART, generate={"tp": 2, "ep": 1}, update_actor={"dp": 2}), pools=pools)
-    found = exported(plan, known_job("Qwen/Qwen3-4B", minibatches=1), "dgx-h100:8")
+    found = exported(plan, job(model="Qwen/Qwen3-4B", kl=0.0, minibatches=1), "dgx-h100:8")
     assert found["cluster"] == {"num_nodes": 1, "gpus_per_node": 8}
     assert found["policy"]["generation"]["colocated"]["resources"] == {"num_nodes": 1, "gpus_per_node": 6}
 
 
 def test_a_value_model_has_workers_of_its_own() -> None:
-    job, cluster = JOBS["ppo"]
-    for plan in drawn(job, cluster, "nemo-rl", 8):
-        found = exported(plan, job, cluster)
+    for plan in drawn(JOBS["ppo-kl"], "nemo-rl"):
+        found = exported(plan, JOBS["ppo-kl"], "dgx-h100:16")
         value, critic = found["value"], plan.update_critic
         assert critic is not None and critic.offload == "all"
         assert value["megatron_cfg"]["enabled"] == (critic.zero < 2)
         assert value["train_micro_batch_size"] == max(critic.micro_batch, 1)
         assert found["ppo"]["ppo_epochs"] == 1 and found["loss_fn"]["use_kl_in_reward"] is True
-
-
-def changed(plan: Plan, **sections: dict[str, Any]) -> Plan:
-    return msgspec.structs.replace(
-        plan, **{name: msgspec.structs.replace(getattr(plan, name), **change) for name, change in sections.items()}
-    )
 
 
 REFUSED = {
@@ -175,28 +167,27 @@ REFUSED = {
 
 @pytest.mark.parametrize("rule", REFUSED)
 def test_what_nemo_rl_cannot_run_is_refused(rule: str) -> None:
-    job, cluster = JOBS["dense"][0], load_cluster("dgx-h100:8")
-    check(REFUSED[rule], setting_of(job, cluster))
+    check(REFUSED[rule], setting(JOBS["grpo"], None, "dgx-h100:8"))
     with pytest.raises(InputError, match=rule):
-        check(REFUSED[rule], setting_of(job, cluster, backend("nemo-rl")))
+        check(REFUSED[rule], setting(JOBS["grpo"], "nemo-rl", "dgx-h100:8"))
 
 
 def test_several_nodes_are_shared_out_whole() -> None:
-    job, cluster = known_job("Qwen/Qwen3-30B-A3B", minibatches=1), load_cluster("dgx-h100:32")
+    at = setting(job(model=MOE, kl=0.0, minibatches=1), "nemo-rl", "dgx-h100:32")
     pools = (Pool(name="rollout", devices=12), Pool(name="train", devices=16))
     with pytest.raises(InputError, match="nemo-rl-pools-are-whole-nodes"):
-        check(msgspec.structs.replace(APART, pools=pools), setting_of(job, cluster, backend("nemo-rl")))
+        check(msgspec.structs.replace(APART, pools=pools), at)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.sampled_from(sorted(JOBS)), st.integers(0, 1 << 30))
+@given(st.sampled_from(sorted(RUN)), st.integers(0, 1 << 30))
 def test_export_and_import_are_inverse(name: str, seed: int) -> None:
-    job, cluster = JOBS[name]
-    (plan,) = drawn(job, cluster, "nemo-rl", 1, seed)
-    found = read(write(production(plan, job, cluster))["nemo_rl.yaml"], where="nemo_rl.yaml")
+    of, cluster = JOBS[name], RUN[name]
+    plan = drawn(of, "nemo-rl", cluster, seed=seed)[0]
+    found = read(files_of(of, plan, "nemo-rl", cluster)["nemo_rl.yaml"], where="nemo_rl.yaml")
     assert found.plan == plan
     assert found.devices == plan.num_devices
-    ours, theirs = job.document, found.job
+    ours, theirs = of.document, found.job
     assert (theirs.algorithm, theirs.models) == (ours.algorithm, ours.models)
     assert msgspec.structs.replace(theirs.workload, lengths=None) == ours.workload
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from export_jobs import JOBS, VERIFIED, colocated, document, drawn, job, production, setting, space
+from framework_plans import JOBS, VERIFIED, colocated, document, job, production, productions, setting, space
 from hypothesis import given, settings
 
 from executor.export import rlinf
@@ -43,7 +43,7 @@ def test_megatron_with_a_reference() -> None:
     found = config(JOBS["grpo"], MEGATRON)
     assert found.cluster.num_nodes == 2 and vars(found.cluster.component_placement) == {"actor,rollout,reward": "0-15"}
     algorithm, actor = found.algorithm, found.actor
-    assert (algorithm.group_size, algorithm.n_minibatches, algorithm.training_batch_size_per_gpu) == (8, 4, 2)
+    assert (algorithm.group_size, algorithm.n_minibatches, algorithm.training_batch_size_per_gpu) == (8, 2, 2)
     assert (algorithm.logprob_forward_micro_batch_size, algorithm.recompute_logprobs) == (8, True)
     assert (algorithm.kl_beta, algorithm.reinpp_kl_beta) == (0.01, 0.0)
     assert (actor.training_backend, actor.offload_weight, actor.optim.use_distributed_optimizer) == (
@@ -113,11 +113,11 @@ def test_architectures_it_knows(name: str, kind: str | None) -> None:
 @pytest.mark.parametrize("cluster", ["dgx-h100:8", "dgx-h100:128"])
 @pytest.mark.parametrize("name", ["grpo", "moe", "ppo"])
 def test_there_are_plans(name: str, cluster: str) -> None:
-    assert space(name, "rlinf", cluster).num_plans > 0
+    assert space(JOBS[name], "rlinf", cluster).num_plans > 0
 
 
 @settings(max_examples=30, deadline=None)
-@given(drawn("rlinf", ("grpo", "free", "moe", "ppo")))
+@given(productions("rlinf", ("grpo", "free", "moe", "ppo")))
 def test_batches_and_devices_add_up(made: Any) -> None:
     of, plan = made.job, made.plan
     found = config(of, plan)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from export_jobs import JOBS, VERIFIED, colocated, document, drawn, job, production, setting, space
+from framework_plans import JOBS, VERIFIED, colocated, document, job, production, productions, setting, space
 from hypothesis import given, settings
 
 from executor.export import roll
@@ -45,7 +45,7 @@ def test_a_colocated_plan() -> None:
     train, strategy = found.actor_train, found.actor_train.strategy_args
     assert (found.rollout_batch_size, found.num_return_sequences_in_group, found.async_generation_ratio) == (128, 8, 0)
     assert (found.adv_estimator, found.use_kl_loss, found.kl_loss_coef, found.init_kl_coef) == ("grpo", True, 0.01, 0.0)
-    assert (train.training_args.per_device_train_batch_size, train.training_args.gradient_accumulation_steps) == (2, 32)
+    assert (train.training_args.per_device_train_batch_size, train.training_args.gradient_accumulation_steps) == (2, 64)
     assert (train.infer_batch_size, train.device_mapping) == (4, "list(range(0,16))")
     assert (strategy.strategy_name, strategy.strategy_config.pipeline_model_parallel_size) == ("megatron_train", 2)
     assert train.sequence_packing_args.algorithm == "none"
@@ -63,7 +63,7 @@ def test_generation_ahead_with_a_critic_elsewhere() -> None:
     packing = found.actor_train.sequence_packing_args
     assert (packing.algorithm, packing.max_packed_sequence_length_train) == ("load_balance", 4096)
     assert packing.max_packed_sequence_length_forward == 8192
-    assert found.actor_train.training_args.gradient_accumulation_steps == 128
+    assert found.actor_train.training_args.gradient_accumulation_steps == 256
     critic = found.critic.strategy_args
     assert (critic.strategy_name, critic.strategy_config.reshard_after_forward) == ("fsdp2_train", False)
     engine = found.actor_infer.strategy_args.strategy_config
@@ -113,11 +113,11 @@ def test_actor_and_critic_on_one_pool_train_at_once() -> None:
 @pytest.mark.parametrize("cluster", ["dgx-h100:8", "dgx-h100:128"])
 @pytest.mark.parametrize("name", ["grpo", "moe", "ppo-kl"])
 def test_there_are_plans(name: str, cluster: str) -> None:
-    assert space(name, "roll", cluster).num_plans > 0
+    assert space(JOBS[name], "roll", cluster).num_plans > 0
 
 
 @settings(max_examples=30, deadline=None)
-@given(drawn("roll", ("grpo", "free", "moe", "ppo-kl")))
+@given(productions("roll", ("grpo", "free", "moe", "ppo-kl")))
 def test_batches_and_devices_add_up(made: Any) -> None:
     of, plan = made.job, made.plan
     found = config(of, plan)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from export_jobs import JOBS, MOE, VERIFIED, colocated, drawn, job, production, setting, space
+from framework_plans import JOBS, MOE, VERIFIED, colocated, job, production, productions, setting, space
 from hypothesis import given, settings
 
 from executor.export import slime
@@ -47,7 +47,7 @@ def test_a_colocated_plan() -> None:
     program, found = flags(JOBS["grpo"], SYNC)
     expected = {
         "actor-num-nodes": "2", "actor-num-gpus-per-node": "8", "num-gpus-per-node": "8", "colocate": "",
-        "offload-train": "", "rollout-batch-size": "128", "n-samples-per-prompt": "8", "global-batch-size": "256",
+        "offload-train": "", "rollout-batch-size": "128", "n-samples-per-prompt": "8", "global-batch-size": "512",
         "micro-batch-size": "2", "tensor-model-parallel-size": "2", "sequence-parallel": "",
         "pipeline-model-parallel-size": "2", "context-parallel-size": "1", "recompute-granularity": "full",
         "rollout-num-gpus-per-engine": "2", "sglang-mem-fraction-static": "0.7", "sglang-max-running-requests": "64",
@@ -98,7 +98,7 @@ def test_a_pipeline_whose_last_stage_is_smaller_and_experts() -> None:
             "mixed-chunks-exclude-a-pipeline",
         ),
         (job(epochs=2), SYNC, {}, "one-epoch"),
-        (job(models={"reward": {"name": MOE}}), SYNC, {"reward": Pass(pool="all", micro_batch=1), "fusions": Fusions()},
+        (job(reward=MOE), SYNC, {"reward": Pass(pool="all", micro_batch=1), "fusions": Fusions()},
          "rewards-are-verified"),
     ],
 )  # fmt: skip
@@ -110,11 +110,11 @@ def test_what_slime_cannot_run(of: Job, plan: Plan, change: dict[str, Any], rule
 @pytest.mark.parametrize("cluster", ["dgx-h100:8", "dgx-h100:128"])
 @pytest.mark.parametrize("name", ["grpo", "moe", "ppo-kl"])
 def test_there_are_plans(name: str, cluster: str) -> None:
-    assert space(name, "slime", cluster).num_plans > 0
+    assert space(JOBS[name], "slime", cluster).num_plans > 0
 
 
 @settings(max_examples=30, deadline=None)
-@given(drawn("slime", ("grpo", "free", "moe", "ppo")))
+@given(productions("slime", ("grpo", "free", "moe", "ppo")))
 def test_batches_and_devices_add_up(made: Any) -> None:
     of, plan = made.job, made.plan
     _, found = flags(of, plan)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from executor.export.entries import Entry, entry, shell_script, yaml
 from executor.export.production import Files, Production
+from ir.frameworks.megatron import NAMES
 from ir.job import Role
 from ir.plan import Pass, Update
 
@@ -165,14 +166,7 @@ def _dtensor_keys(key: str, p: Production, update: Update, section: str) -> Iter
 
 def _megatron_keys(key: str, p: Production, update: Update, section: str) -> Iterator[Entry]:
     prefix = f"{key}.megatron_cfg"
-    degrees = {
-        "tensor_model_parallel_size": "tp",
-        "pipeline_model_parallel_size": "pp",
-        "context_parallel_size": "cp",
-        "expert_model_parallel_size": "ep",
-        "expert_tensor_parallel_size": "etp",
-    }
-    for name, axis in degrees.items():
+    for axis, name in NAMES.items():
         yield entry(f"{prefix}.{name}", getattr(update, axis), f"plan: {section}.{axis}")
     yield entry(f"{prefix}.sequence_parallel", update.tp > 1, "rule: with tensor parallelism")
     recompute = update.recompute

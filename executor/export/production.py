@@ -50,6 +50,15 @@ class Production:
         return source.name if source.name is not None else str(source.path)
 
     @property
+    def step_tokens(self) -> int:
+        """Tokens that a step of an engine must hold: of prompts, and one of each sequence that decodes; where prompts
+        are not cut, the longest sequence."""
+        engine = self.plan.generate
+        if engine.prefill_tokens:
+            return engine.prefill_tokens + engine.concurrency
+        return max(self.job.workload.max_tokens, engine.concurrency)
+
+    @property
     def header(self) -> tuple[str, ...]:
         """First lines of every file: which plan this is, and what is predicted of it."""
         return (f"{self.job.document.name}: {self.plan.describe()}", *self.notes)

@@ -127,7 +127,7 @@ def _micro(passing: Pass | None) -> int:
 
 
 def _rollout(production: Production) -> Iterator[Entry]:
-    engine, longest = production.plan.generate, production.job.workload.max_tokens
+    engine = production.plan.generate
     yield entry("rollout.group_name", "RolloutGroup", "rule: as its examples")
     yield entry("rollout.gpu_memory_utilization", engine.memory_percent / 100, "plan: generate.memory_percent")
     yield from _model_of("rollout", production)
@@ -144,12 +144,15 @@ def _rollout(production: Production) -> Iterator[Entry]:
     yield entry("rollout.rollout_backend", "vllm", "rule: its token budget can be set")
     yield entry("rollout.sglang.attention_backend", "triton", "rule: not used")
     chunked = engine.prefill_tokens > 0
-    budget = engine.prefill_tokens + engine.concurrency if chunked else max(longest, engine.concurrency)
     yield entry("rollout.vllm.attention_backend", "FLASH_ATTN", "rule: as its examples")
     yield entry("rollout.vllm.enable_chunked_prefill", chunked, "plan: generate.prefill_tokens")
     yield entry("rollout.vllm.enable_prefix_caching", True, "rule: as its examples")
     yield entry("rollout.vllm.enable_flash_infer_sampler", True, "rule: as its examples")
-    yield entry("rollout.vllm.max_num_batched_tokens", budget, "plan: generate.prefill_tokens and a token a sequence")
+    yield entry(
+        "rollout.vllm.max_num_batched_tokens",
+        production.step_tokens,
+        "plan: generate.prefill_tokens and a token a sequence",
+    )
     yield entry("rollout.vllm.torch_profiler_dir", None, "rule: as its examples")
     yield entry("rollout.return_logprobs", production.plan.fusions.rollout_logprob, "plan: fusions.rollout_logprob")
     yield entry("rollout.tensor_parallel_size", engine.tp, "plan: generate.tp")

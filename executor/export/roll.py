@@ -206,7 +206,6 @@ def _packing(train: int, forward: int, cp: int, plan: str) -> Iterator[Entry]:
 def _engine(production: Production) -> Iterator[Entry]:
     engine, workload, name = production.plan.generate, production.job.workload, "actor_infer"
     chunked = engine.prefill_tokens > 0
-    budget = engine.prefill_tokens + engine.concurrency if chunked else max(workload.max_tokens, engine.concurrency)
     yield entry(f"{name}.model_args.model_name_or_path", production.model(Role.ACTOR), "job: models.actor")
     yield entry(f"{name}.model_args.dtype", "bf16", "rule: native precision")
     yield entry(f"{name}.model_args.disable_gradient_checkpointing", True, "rule: no gradients")
@@ -225,7 +224,9 @@ def _engine(production: Production) -> Iterator[Entry]:
     yield entry(f"{here}.gpu_memory_utilization", engine.memory_percent / 100, "plan: generate.memory_percent")
     yield entry(f"{here}.max_num_seqs", engine.concurrency, "plan: generate.concurrency")
     yield entry(f"{here}.enable_chunked_prefill", chunked, "plan: generate.prefill_tokens")
-    yield entry(f"{here}.max_num_batched_tokens", budget, "plan: generate.prefill_tokens and a token a sequence")
+    yield entry(
+        f"{here}.max_num_batched_tokens", production.step_tokens, "plan: generate.prefill_tokens and a token a sequence"
+    )
     yield entry(f"{here}.max_model_len", workload.max_tokens, "job: longest prompt and response")
     if engine.precision == "fp8":
         yield entry(f"{here}.quantization", "fp8", "plan: generate.precision")

@@ -145,11 +145,8 @@ def _engine(p: Production) -> Entries:
     yield entry(f"{_ROLLOUT}.gpu_memory_utilization", engine.memory_percent / 100, "plan: generate.memory_percent")
     yield entry(f"{_ROLLOUT}.max_model_len", longest, "job: longest prompt and response")
     yield entry(f"{_ROLLOUT}.enable_chunked_prefill", engine.prefill_tokens > 0, "plan: generate.prefill_tokens")
-    if engine.prefill_tokens:
-        tokens, why = engine.prefill_tokens + engine.concurrency, "plan: generate.prefill_tokens + concurrency"
-    else:
-        tokens, why = max(longest, engine.concurrency), "rule: whole prompts"
-    yield entry(f"{_ROLLOUT}.max_num_batched_tokens", tokens, why)
+    why = "plan: generate.prefill_tokens + concurrency" if engine.prefill_tokens else "rule: whole prompts"
+    yield entry(f"{_ROLLOUT}.max_num_batched_tokens", p.step_tokens, why)
     if engine.precision == "fp8":
         yield entry(f"{_ROLLOUT}.quantization", "fp8", "plan: generate.precision")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from executor.export.entries import Entry, entry
 from executor.export.production import Production
+from ir.frameworks.megatron import NAMES
 from ir.graph import ROLE_OF, Op
 from ir.model import ModelShape
 from ir.plan import Pass, Update
@@ -40,15 +41,8 @@ def _offload(engine: str, update: Update, op: Op) -> Entries:
 
 
 def _megatron(p: Production, op: Op, update: Update, engine: str) -> Entries:
-    names = {
-        "tensor_model_parallel_size": "tp",
-        "pipeline_model_parallel_size": "pp",
-        "context_parallel_size": "cp",
-        "expert_model_parallel_size": "ep",
-        "expert_tensor_parallel_size": "etp",
-    }
-    for key, name in names.items():
-        yield entry(f"{engine}.{key}", getattr(update, name), f"plan: {op}.{name}")
+    for axis, name in NAMES.items():
+        yield entry(f"{engine}.{name}", getattr(update, axis), f"plan: {op}.{axis}")
     pieces = update.vpp if update.vpp > 1 else None
     yield entry(f"{engine}.virtual_pipeline_model_parallel_size", pieces, f"plan: {op}.vpp")
     yield entry(f"{engine}.use_distributed_optimizer", update.zero == 1, f"plan: {op}.zero")

@@ -49,8 +49,9 @@ def _entries(production: Production) -> Iterator[Entry]:
     yield entry("max_model_len", workload.max_tokens, "job: longest prompt and response")
     chunked = engine.prefill_tokens > 0
     yield entry("enable_chunked_prefill", chunked, "plan: generate.prefill_tokens")
-    budget = engine.prefill_tokens + engine.concurrency if chunked else max(workload.max_tokens, engine.concurrency)
-    yield entry("max_num_batched_tokens", budget, "plan: generate.prefill_tokens and a token a sequence")
+    yield entry(
+        "max_num_batched_tokens", production.step_tokens, "plan: generate.prefill_tokens and a token a sequence"
+    )
     yield entry("enable_prefix_caching", True, "rule: samples of a prompt share it")
     yield entry("enable_sleep_mode", plan.colocated, "plan: whether training shares the engines' devices")
     yield entry("seed", workload.seed, "job: workload.seed")

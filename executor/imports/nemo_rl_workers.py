@@ -8,16 +8,10 @@ from math import ceil, prod
 from typing import Literal
 
 from executor.imports.settings import Settings
+from ir.frameworks.megatron import NAMES
 from ir.plan import Pass, Update
 from ir.workload import Workload
 
-_MEGATRON = {
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
 _DTENSOR = {"tp": "tensor_parallel_size", "cp": "context_parallel_size", "ep": "expert_parallel_size"}
 _PRODUCT = re.compile(r"\$\{mul:\s*(\d+)\s*,\s*(\d+)\s*\}")
 _MICRO = 4
@@ -79,7 +73,7 @@ class Workers:
         return self.settings.flag(f"{self.key}.{name}", default)
 
     def _degrees(self) -> dict[str, int]:
-        names, section = (_MEGATRON, "megatron_cfg") if self._megatron else (_DTENSOR, "dtensor_cfg")
+        names, section = (NAMES, "megatron_cfg") if self._megatron else (_DTENSOR, "dtensor_cfg")
         sizes = {axis: self.settings.whole(f"{self.key}.{section}.{name}", 1) for axis, name in names.items()}
         replica = prod(sizes.get(axis, 1) for axis in ("tp", "pp", "cp"))
         if self.devices % replica:

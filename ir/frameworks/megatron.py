@@ -1,11 +1,22 @@
-"""Conditions of frameworks whose trainer is Megatron-LM."""
+"""Frameworks whose trainer is Megatron-LM: its names of degrees, and conditions."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 
 from ir.frameworks.common import TRAINERS, UPDATES
 from ir.setting import LayoutRule
+
+NAMES: Mapping[str, str] = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+}
+"""Degrees of a section in Megatron-Core's configuration (megatron/core/model_parallel_config.py)."""
 
 EVEN_PIPELINE = LayoutRule(
     name="pipeline-divides-the-layers",
