@@ -4,68 +4,35 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
+from framework_plans import MOE, NOTE, exported, job, sampled, setting, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.export.production import Production
-from executor.export.verl import write
 from executor.imports.verl import read
-from ir.backends import backend
 from ir.errors import InputError
-from ir.followers import follow
-from ir.job import Algorithm, Job, JobDocument, Models, ModelSource, Workload, resolve
-from ir.lower import lower
+from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
-from ir.rules import check, legal, setting_of
-from ir.setting import Setting
-from ir.systems import load_cluster
-from space.build import default_space
-from space.enumerate import LegalSpace, legal_space
+from ir.rules import check
 from space.presets import presets
 
 A = "actor_rollout_ref"
 
 
-def make_job(
-    name: str, model: str, *, minibatches: int = 4, kl: float = 0.0, lora: int | None = None, **roles: str
-) -> Job:
-    document = JobDocument(
-        name="test",
-        algorithm=Algorithm(name=name, learning_rate=1e-6, kl_coefficient=kl),  # type: ignore[arg-type]
-        models=Models(
-            actor=ModelSource(name=model, lora_rank=lora),
-            **{role: ModelSource(name=other) for role, other in roles.items()},
-        ),
-        workload=Workload(
-            prompts_per_step=256,
-            samples_per_prompt=8,
-            minibatches=minibatches,
-            max_prompt_tokens=1024,
-            max_response_tokens=3072,
-            useful_groups=0.5 if name == "dapo" else None,
-        ),
-    )
-    return resolve(document, Path("."), where="job")
-
-
+SIZES = {"prompts_per_step": 256, "minibatches": 4}
 JOBS = {
-    "grpo": make_job("grpo", "Qwen/Qwen3-8B"),
-    "kl": make_job("grpo", "Qwen/Qwen2.5-7B", kl=0.001),
-    "adapters": make_job("dr-grpo", "Qwen/Qwen2.5-7B", kl=0.001, lora=64),
-    "ppo": make_job("ppo", "Qwen/Qwen2.5-7B", kl=0.01, critic="Qwen/Qwen2.5-7B"),
-    "reward model": make_job(
-        "ppo", "meta-llama/Llama-3.1-8B", critic="meta-llama/Llama-3.1-8B", reward="meta-llama/Llama-3.1-8B"
-    ),
-    "experts": make_job("gspo", "Qwen/Qwen3-30B-A3B", minibatches=1),
-    "dapo": make_job("dapo", "Qwen/Qwen2.5-32B"),
-    "uneven": make_job("cispo", "google/gemma-2-2b"),
+    "grpo": job(model="Qwen/Qwen3-8B", kl=0.0, **SIZES),
+    "kl": job(model="Qwen/Qwen2.5-7B", kl=0.001, **SIZES),
+    "adapters": job("dr-grpo", model="Qwen/Qwen2.5-7B", kl=0.001, lora=64, **SIZES),
+    "ppo": job("ppo", model="Qwen/Qwen2.5-7B", kl=0.01, **SIZES),
+    "reward model": job("ppo", model="meta-llama/Llama-3.1-8B", kl=0.0, reward="meta-llama/Llama-3.1-8B", **SIZES),
+    "experts": job("gspo", model=MOE, kl=0.0, prompts_per_step=256, minibatches=1),
+    "dapo": job("dapo", model="Qwen/Qwen2.5-32B", kl=0.0, useful_groups=0.5, **SIZES),
+    "uneven": job("cispo", model="google/gemma-2-2b", kl=0.0, **SIZES),
 }
 
 GENERATE = Generate(pool="all", tp=2, concurrency=256, memory_percent=60, prefill_tokens=7936)
@@ -80,14 +47,8 @@ SYNC = Plan(
 )
 
 
-def setting(job: Job, devices: int) -> Setting:
-    return setting_of(job, load_cluster(f"dgx-h100:{devices}"), backend("verl"))
-
-
-def script(plan: Plan, job: Job, devices: int) -> str:
-    check(plan, setting(job, devices))
-    cluster = load_cluster(f"dgx-h100:{devices}")
-    return write(Production(plan=plan, rpeg=lower(job, plan), cluster=cluster, notes=("predicted 10 s",)))["run.sh"]
+def script(plan: Plan, of: Job, devices: int) -> str:
+    return exported(of, plan, "verl", f"dgx-h100:{devices}")["run.sh"]
 
 
 def overrides(text: str, folder: Path) -> dict[str, str]:
@@ -111,7 +72,7 @@ def expect(found: Mapping[str, str], **wanted: Mapping[str, str]) -> None:
 def test_a_synchronous_plan_on_one_pool(tmp_path: Path) -> None:
     text = script(SYNC, JOBS["grpo"], 8)
     found = overrides(text, tmp_path)
-    assert "# predicted 10 s\n" in text
+    assert f"# {NOTE}\n" in text
     expect(
         found,
         top={
@@ -324,10 +285,10 @@ def test_what_verl_cannot_run_is_refused_by_name(case: str) -> None:
         values=Pass(pool="all", zero=3, micro_tokens=4096),
         update_critic=FSDP,
     )
-    check(plan, setting(JOBS["ppo"], 8))
+    check(plan, setting(JOBS["ppo"], "verl", "dgx-h100:8"))
     changes, rule = REPLACED[case]
     with pytest.raises(InputError, match=rf"\(rule {rule}\)"):
-        check(msgspec.structs.replace(plan, **changes), setting(JOBS["ppo"], 8))
+        check(msgspec.structs.replace(plan, **changes), setting(JOBS["ppo"], "verl", "dgx-h100:8"))
 
 
 def test_adapters_are_taken_off_for_the_reference(tmp_path: Path) -> None:
@@ -336,30 +297,23 @@ def test_adapters_are_taken_off_for_the_reference(tmp_path: Path) -> None:
     expect(found, top={f"{A}.model.lora_rank": "64", "algorithm.norm_adv_by_std_in_grpo": "false"})
     unlike = msgspec.structs.replace(plan, reference_logprob=msgspec.structs.replace(OLD, micro_tokens=4096))
     with pytest.raises(InputError, match="reference_logprob-follows-old_logprob"):
-        check(unlike, setting(JOBS["adapters"], 8))
+        check(unlike, setting(JOBS["adapters"], "verl", "dgx-h100:8"))
     apart = msgspec.structs.replace(plan, sharing=Sharing())
     with pytest.raises(InputError, match="reference-is-the-actor-without-adapters"):
-        check(apart, setting(JOBS["adapters"], 8))
+        check(apart, setting(JOBS["adapters"], "verl", "dgx-h100:8"))
 
 
 # Spaces
 
 
-@cache
-def space(name: str, devices: int, zero: int | None = None) -> LegalSpace:
-    """All plans, or those of one ZeRO stage: most of all are Megatron's."""
-    s = setting(JOBS[name], devices)
-    return legal_space(default_space(s, {"update_actor.zero": zero} if zero is not None else {}), s)
-
-
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("devices", [8, 16, 128])
 def test_every_job_has_plans(name: str, devices: int) -> None:
-    assert space(name, devices).num_plans > 0
+    assert space(JOBS[name], "verl", f"dgx-h100:{devices}").num_plans > 0
 
 
 def test_verl_presets_are_plans_of_verl() -> None:
-    found = presets(setting(JOBS["grpo"], 16))
+    found = presets(setting(JOBS["grpo"], "verl", "dgx-h100:16"))
     assert {"verl-colocated", "verl-separate-async"} <= set(found)
 
 
@@ -371,12 +325,11 @@ def test_verl_presets_are_plans_of_verl() -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_importing_undoes_exporting(name: str, devices: int, zero: int | None, seed: int) -> None:
-    of = space(name, devices, zero)
-    batch = follow(of.sample(32, np.random.default_rng(seed)), of.setting.backend)
-    for row in np.flatnonzero(legal(batch, of.setting))[:2]:
-        plan, job = batch.plan(int(row)), JOBS[name]
-        production = Production(plan=plan, rpeg=lower(job, plan), cluster=load_cluster(f"dgx-h100:{devices}"))
-        found = read(write(production)["run.sh"], where="run.sh")
+    of, cluster = JOBS[name], f"dgx-h100:{devices}"
+    # Most plans of all are Megatron's.
+    found_space = space(of, "verl", cluster, {"update_actor.zero": zero} if zero is not None else {})
+    for plan in sampled(found_space, seed, 32)[:2]:
+        found = read(script(plan, of, devices), where="run.sh")
         assert found.plan == plan
         kept = (
             "prompts_per_step",
@@ -386,6 +339,6 @@ def test_importing_undoes_exporting(name: str, devices: int, zero: int | None, s
             "max_prompt_tokens",
             "max_response_tokens",
         )
-        assert all(getattr(found.job.workload, key) == getattr(job.workload, key) for key in kept)
-        assert found.job.algorithm.name == job.algorithm.name
-        assert found.job.algorithm.kl_coefficient == job.algorithm.kl_coefficient
+        assert all(getattr(found.job.workload, key) == getattr(of.workload, key) for key in kept)
+        assert found.job.algorithm.name == of.algorithm.name
+        assert found.job.algorithm.kl_coefficient == of.algorithm.kl_coefficient
