@@ -7,15 +7,10 @@ check it; what AReaL asserts only when a trainer, a scheduler or a worker starts
 line a plan: {"plan", "ok", "error"}.
 """
 
-import contextlib
-import io
-import json
-import sys
-from pathlib import Path
-
 from areal.api.alloc_mode import ModelAllocation
 from areal.api.cli_args import GRPOConfig, PPOConfig, parse_cli_args, to_structured_cfg
 from omegaconf import OmegaConf
+from verdicts import report
 
 
 def load(path):
@@ -95,24 +90,13 @@ def check_engines(cfg, found):
     assert cfg.rollout.consumer_batch_size == cfg.train_dataset.batch_size
 
 
-def check(folder):
-    with contextlib.redirect_stdout(io.StringIO()):
-        cfg = load(folder / "areal.yaml")
+def check(folder, world):
+    cfg = load(folder / "areal.yaml")
     found = engines(cfg)
     check_trainer(cfg, found)
-    check_workers(cfg, found, json.loads((folder / "world.json").read_text()))
+    check_workers(cfg, found, world)
     check_engines(cfg, found)
 
 
-def main():
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = ""
-        try:
-            check(folder)
-        except Exception as reason:
-            error = f"{type(reason).__name__}: {reason}"[:400]
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    report(check)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import deepspeed.runtime.config as runtime
+from verdicts import report
 
 KNOWN = {
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
@@ -58,26 +58,19 @@ def check_config(config: Any, world: int) -> None:
     assert offloaded is None or config.zero_optimization_stage == 3, "offload_param does nothing below stage 3"
 
 
-def check(folder: Path) -> str:
-    try:
-        devices = json.loads((folder / "world.json").read_text())["devices"]
-        files = sorted(file for file in folder.glob("*.json") if file.name != "world.json")
-        assert files, "nothing is trained"
-        for file in files:
-            world = world_of(file.with_suffix(".sh").read_text())
-            assert world <= devices, "more devices than there are"
-            check_config(load(file, world), world)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def check(folder: Path, world: dict[str, Any]) -> None:
+    files = sorted(file for file in folder.glob("*.json") if file.name != "world.json")
+    assert files, "nothing is trained"
+    for file in files:
+        processes = world_of(file.with_suffix(".sh").read_text())
+        assert processes <= world["devices"], "more devices than there are"
+        check_config(load(file, processes), processes)
 
 
 def main() -> None:
     # Without processes the world would be taken as one.
     runtime.dist.get_rank = lambda *_args, **_kwargs: 0
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = check(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
+    report(check)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from framework_plans import setting
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from ir.backends import backend
-from ir.cluster import Cluster
+from executor.export.production import Production
 from ir.errors import InputError
 from ir.followers import follow
 from ir.job import Job, load_job
-from ir.plan import Plan
-from ir.rules import legal, setting_of
+from ir.lower import lower
+from ir.rules import legal
 from ir.systems import load_cluster
 from space.build import default_space
 from space.enumerate import LegalSpace, legal_space
@@ -34,27 +33,17 @@ CASES = (
 """Jobs and where they run: one node and several, dense and with experts, with and without a critic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """A plan with what it is for."""
-
-    job: Job
-    cluster: Cluster
-    plan: Plan
-
-
 @cache
-def case(name: str, cluster: str) -> tuple[Job, Cluster]:
-    """A job of the examples and a cluster."""
-    return load_job(EXAMPLES / name / "job.toml"), load_cluster(cluster)
+def _job(name: str) -> Job:
+    return load_job(EXAMPLES / name / "job.toml")
 
 
 @cache
 def _space(name: str, cluster: str, framework: str | None) -> LegalSpace | None:
     """None where the framework does not run the job."""
-    setting = setting_of(*case(name, cluster), backend(framework) if framework else None)
+    at = setting(_job(name), framework, cluster)
     try:
-        space = legal_space(default_space(setting), setting)
+        space = legal_space(default_space(at), at)
     except InputError:
         return None
     return space if space.num_plans else None
@@ -66,7 +55,7 @@ def spaces(framework: str | None) -> list[tuple[str, str]]:
 
 
 @st.composite
-def plans(draw: Any, framework: str | None) -> Drawn:
+def plans(draw: Any, framework: str | None) -> Production:
     """Plans that are legal for a framework, or for none; structure, pool sizes and layouts each drawn."""
     names = draw(st.sampled_from(spaces(framework)))
     space = _space(*names, framework)
@@ -84,5 +73,5 @@ def plans(draw: Any, framework: str | None) -> Drawn:
     numbers = {op: np.array([draw(st.integers(0, factor.num_layouts(op) - 1))]) for op in factor.spans}
     batch = follow(factor.combine(numbers, 1), space.setting.backend)
     assume(bool(legal(batch, space.setting)[0]))
-    job, cluster = case(*names)
-    return Drawn(job=job, cluster=cluster, plan=batch.plan(0))
+    job, plan = _job(names[0]), batch.plan(0)
+    return Production(plan=plan, rpeg=lower(job, plan), cluster=load_cluster(names[1]))

@@ -7,11 +7,10 @@ itself passes over keys that it does not know; the rules are those that its setu
 a plan: {"plan", "ok", "error"}.
 """
 
-import json
-import sys
 from pathlib import Path
 
 import msgspec
+from verdicts import report
 
 KEYS = Path(__file__).parent / "data" / "nemo_rl_keys.txt"
 TYPES = {"str": str, "int": int, "float": (int, float), "bool": bool, "list": list}
@@ -135,14 +134,14 @@ def check_step(v, section, samples):
     assert not (skipped and v["loss_fn.reference_policy_kl_penalty"] > 0)
 
 
-def check(folder, known):
+def check(folder, world, known):
     document = msgspec.yaml.decode((folder / "nemo_rl.yaml").read_bytes())
     v = dict(flat(document))
     check_keys(v, known)
     section = v["defaults"].partition("_")[0]
     assert section in ("grpo", "ppo") and (section == "ppo") == ("value" in document)
     samples = v[f"{section}.num_prompts_per_step"] * v[f"{section}.num_generations_per_prompt"]
-    rollout, train = check_devices(v, json.loads((folder / "world.json").read_text()))
+    rollout, train = check_devices(v, world)
     check_generation(v, rollout)
     for key in ("policy", *(["value"] if section == "ppo" else [])):
         check_workers(v, key, train, samples)
@@ -151,13 +150,7 @@ def check(folder, known):
 
 def main():
     known = known_keys()
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = ""
-        try:
-            check(folder, known)
-        except Exception as reason:
-            error = f"{type(reason).__name__}: {reason}"[:400]
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}), flush=True)
+    report(lambda folder, world: check(folder, world, known))
 
 
 if __name__ == "__main__":

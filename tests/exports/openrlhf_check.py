@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import re
 import runpy
 import shlex
@@ -19,6 +18,8 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+from verdicts import report
 
 STUBS = {
     "ray": ("is_initialized", "get", "init"),
@@ -152,23 +153,16 @@ def check_batches(a: Any) -> None:
     assert not (a.ref.offload or a.reward.offload) or a.ds.zero_stage == 3, "offload does nothing below stage 3"
 
 
-def check(folder: Path, root: Path) -> str:
-    try:
-        world = json.loads((folder / "world.json").read_text())
-        a = parse(arguments((folder / "run.sh").read_text()), root)
-        check_placement(a, world)
-        check_batches(a)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def main() -> None:
     root = package()
     install_stubs(root)
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = check(folder, root)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
+
+    def check(folder: Path, world: dict[str, Any]) -> None:
+        a = parse(arguments((folder / "run.sh").read_text()), root)
+        check_placement(a, world)
+        check_batches(a)
+
+    report(check)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import yaml
 from ray.dashboard.modules.job.common import JobSubmitRequest, validate_request_type
 from ray.runtime_env import RuntimeEnv
+from verdicts import report
 
 KEYS = Path(__file__).parent / "data" / "ray_job_keys.txt"
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict}
@@ -70,23 +70,10 @@ def complaints(submission: dict[str, Any], job: dict[str, Any], world: Mapping[s
         yield "names of groups must be labels"
 
 
-def judge(folder: Path) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    try:
-        submission = json.loads((folder / "submission.json").read_text())
-        job = yaml.safe_load((folder / "rayjob.yaml").read_text())
-        return "; ".join(complaints(submission, job, json.loads((folder / "world.json").read_text())))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    """A line a plan."""
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+def check(folder: Path, world: Mapping[str, int]) -> Iterator[str]:
+    submission = json.loads((folder / "submission.json").read_text())
+    yield from complaints(submission, yaml.safe_load((folder / "rayjob.yaml").read_text()), world)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report(check)

@@ -7,7 +7,6 @@ files is checked here: the end of `validate_cfg`, `MegatronWorker.__init__`, `ru
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import types
@@ -21,6 +20,7 @@ from rlinf import config as rlinf_config
 from rlinf.scheduler.cluster.node import NodeGroupInfo, NodeInfo
 from rlinf.scheduler.hardware import HardwareInfo, HardwareResource
 from rlinf.utils.placement import ModelParallelComponentPlacement
+from verdicts import report
 
 
 class World:
@@ -101,39 +101,27 @@ def megatron_complaints(part: Any, config: Any, gpus: int, batch: int) -> Iterat
         yield "sequence_parallel goes with tensor parallelism"
 
 
-def judge(folder: Path) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    world = json.loads((folder / "world.json").read_text())
-    try:
-        with initialize_config_dir(version_base="1.1", config_dir=str(folder.resolve())):
-            config = compose("rlinf")
-        with open_dict(config):
-            config = rlinf_config.validate_reasoning_cfg(config)
-            for role in ("actor", *(["critic"] if config.critic.use_critic_model else [])):
-                kind = config[role].training_backend
-                config[role] = getattr(rlinf_config, f"validate_{kind}_cfg")(config[role])
-        placement = ModelParallelComponentPlacement(config, World(world))
-        return "; ".join(
-            [
-                *complaints(config, placement.actor_world_size, world),
-                *([] if placement.is_collocated else ["not collocated"]),
-            ]
-        )
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+def check(folder: Path, world: Mapping[str, int]) -> Iterator[str]:
+    with initialize_config_dir(version_base="1.1", config_dir=str(folder.resolve())):
+        config = compose("rlinf")
+    with open_dict(config):
+        config = rlinf_config.validate_reasoning_cfg(config)
+        for role in ("actor", *(["critic"] if config.critic.use_critic_model else [])):
+            kind = config[role].training_backend
+            config[role] = getattr(rlinf_config, f"validate_{kind}_cfg")(config[role])
+    placement = ModelParallelComponentPlacement(config, World(world))
+    yield from complaints(config, placement.actor_world_size, world)
+    if not placement.is_collocated:
+        yield "not collocated"
 
 
-def main() -> int:
-    """A line a plan."""
+def main() -> None:
     logging.disable(logging.WARNING)
     # Importing Megatron's manager needs Megatron; validation only asks it for this.
     name = "rlinf.hybrid_engines.megatron.megatron_model_manager"
     sys.modules[name] = types.SimpleNamespace(HAVE_FUSCO=False)  # type: ignore[assignment]
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+    report(check)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -6,13 +6,12 @@ their `__post_init__`, of `validate_megatron_batch_size` and of the workers, on 
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from verdicts import report
 
 KEYS = Path(__file__).parent / "data" / "roll_keys.txt"
 Config = Mapping[str, Any]
@@ -150,23 +149,10 @@ def pipeline_complaints(config: Config, devices: Mapping[str, list[int]]) -> Ite
         yield "importance weights need recomputed log-probs"
 
 
-def judge(folder: Path, known: Classes) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    try:
-        config = yaml.safe_load((folder / "roll.yaml").read_text())
-        return "; ".join(complaints(config, json.loads((folder / "world.json").read_text()), known))
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    """A line a plan."""
+def main() -> None:
     known = classes()
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder, known)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+    report(lambda folder, world: complaints(yaml.safe_load((folder / "roll.yaml").read_text()), world, known))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -24,9 +24,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), str(HERE)]
+sys.path[:0] = [str(ROOT), str(HERE.parent), str(HERE)]
 
-from draw import Drawn, plans  # noqa: E402
+from draw import plans  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 
 from executor.export.exporters import EXPORTERS, Exporter  # noqa: E402
@@ -34,7 +34,6 @@ from executor.export.production import Production  # noqa: E402
 from executor.export.write import write_exports  # noqa: E402
 from ir.backends import backend  # noqa: E402
 from ir.errors import InputError  # noqa: E402
-from ir.lower import lower  # noqa: E402
 from ir.rules import check, setting_of  # noqa: E402
 
 LEGAL, ANY = 48, 24
@@ -55,34 +54,33 @@ class Row:
     failures: list[str] = field(default_factory=list)
 
 
-def drawn(framework: str | None, count: int) -> list[Drawn]:
+def drawn(framework: str | None, count: int) -> list[Production]:
     """That many plans, always the same."""
-    found: list[Drawn] = []
+    found: list[Production] = []
 
     @settings(
         max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(plans(framework))
-    def keep(one: Drawn) -> None:
+    def keep(one: Production) -> None:
         found.append(one)
 
     keep()
     return found
 
 
-def export(exporter: Exporter, one: Drawn, folder: Path) -> str | None:
+def export(exporter: Exporter, one: Production, folder: Path) -> str | None:
     """Write a plan into a folder of its own; the name of the rule that refuses it, if one does."""
     if exporter.backend is not None:
         try:
             check(one.plan, setting_of(one.job, one.cluster, backend(exporter.backend)))
         except InputError as error:
             return error.rule.rpartition("(rule ")[2].rstrip(")")
-    production = Production(plan=one.plan, rpeg=lower(one.job, one.plan), cluster=one.cluster)
-    for _ in write_exports(production, [exporter], folder.parent.parent / "written"):
+    for _ in write_exports(one, [exporter], folder.parent.parent / "written"):
         pass
     (folder.parent.parent / "written" / exporter.name).rename(folder)
     devices = one.cluster.num_devices
-    world = {"nodes": max(devices // production.node, 1), "per_node": min(production.node, devices), "devices": devices}
+    world = {"nodes": max(devices // one.node, 1), "per_node": min(one.node, devices), "devices": devices}
     (folder / "world.json").write_text(json.dumps(world))
     return None
 

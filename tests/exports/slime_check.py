@@ -6,12 +6,12 @@ are those of `slime_validate_args`, `build_dp_schedule` and Megatron-LM's `valid
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from verdicts import report
 
 KEYS = Path(__file__).parent / "data" / "slime_keys.txt"
 SHIM = 'source() { MODEL_ARGS=(); }; python3() { printf "%s\\0" "$@"; }; . "$0"'
@@ -143,22 +143,9 @@ def replica(f: Mapping[str, Any]) -> int:
     return int(f[names[0]] * f[names[1]] * f[names[2]])
 
 
-def judge(folder: Path) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    try:
-        program, flags = arguments(folder / "run.sh")
-        return "; ".join(complaints(program, flags, json.loads((folder / "world.json").read_text())))
-    except (ValueError, KeyError, StopIteration) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    """A line a plan."""
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+def check(folder: Path, world: Mapping[str, int]) -> Iterator[str]:
+    yield from complaints(*arguments(folder / "run.sh"), world)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report(check)

@@ -6,14 +6,14 @@ commands, which note what they are asked: every node must start Ray once, and th
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from verdicts import report
 
 OPTIONS = {
     "job-name": r"[a-z0-9-]+",
@@ -82,21 +82,9 @@ def complaints(script: Path, world: Mapping[str, int]) -> Iterator[str]:
         yield "the command must be the last step"
 
 
-def judge(folder: Path) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    try:
-        return "; ".join(complaints(folder / "job.sbatch", json.loads((folder / "world.json").read_text())))
-    except (ValueError, KeyError, subprocess.SubprocessError) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    """A line a plan."""
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+def check(folder: Path, world: Mapping[str, int]) -> Iterator[str]:
+    yield from complaints(folder / "job.sbatch", world)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report(check)

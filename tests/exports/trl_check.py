@@ -7,10 +7,8 @@ What TRL checks only in its trainer, on GPUs, is checked here.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from accelerate.utils import DeepSpeedPlugin
 from trl import DatasetMixtureConfig, GRPOConfig, ModelConfig, TrlParser
 from trl.scripts.grpo import GRPOScriptArguments
 from trl.scripts.vllm_serve import ScriptArguments, build_command
+from verdicts import report
 
 LEGAL_PLUGIN = set(DeepSpeedPlugin.__dataclass_fields__) | {"deepspeed_multinode_launcher"}
 """Keys of `deepspeed_config`, which `accelerate launch` passes on by name."""
@@ -80,27 +79,20 @@ def check_server(path: Path, model: Any) -> int:
     return int(a.tensor_parallel_size * a.data_parallel_size)
 
 
-def check(folder: Path) -> str:
-    try:
-        world = json.loads((folder / "world.json").read_text())
-        config = check_accelerate(folder / "accelerate.yaml")
-        script, training, model = parse(folder / "grpo.yaml", config.num_processes)
-        check_training(script, training, model, config.num_processes)
-        serve = folder / "serve.sh"
-        assert serve.exists() == (training.vllm_mode == "server"), "serve.sh"
-        served = check_server(serve, model) if serve.exists() else 0
-        assert config.num_processes + served <= world["devices"], "more devices than there are"
-        assert config.num_processes // config.num_machines <= world["per_node"], "more processes than devices of a node"
-    except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def check(folder: Path, world: dict[str, Any]) -> None:
+    config = check_accelerate(folder / "accelerate.yaml")
+    script, training, model = parse(folder / "grpo.yaml", config.num_processes)
+    check_training(script, training, model, config.num_processes)
+    serve = folder / "serve.sh"
+    assert serve.exists() == (training.vllm_mode == "server"), "serve.sh"
+    served = check_server(serve, model) if serve.exists() else 0
+    assert config.num_processes + served <= world["devices"], "more devices than there are"
+    assert config.num_processes // config.num_machines <= world["per_node"], "more processes than devices of a node"
 
 
 def main() -> None:
     warnings.simplefilter("ignore", FutureWarning)
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = check(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
+    report(check)
 
 
 if __name__ == "__main__":

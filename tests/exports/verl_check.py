@@ -7,9 +7,7 @@ workers check them; model paths are replaced by a tiny model, because the datacl
 its workers, on GPUs, is asserted here again. Prints a JSON line a plan: {"plan", "ok", "error"}.
 """
 
-import contextlib
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from types import ModuleType
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf, open_dict
 from tokenizers import Tokenizer, models
+from verdicts import report
 from verl.trainer.ppo.utils import need_critic, need_reference_policy, need_reward_model
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -208,21 +207,12 @@ def check(cfg, world):
     check_asynchrony(cfg)
 
 
-def main(folder):
+def main():
     without_vllm()
     with tempfile.TemporaryDirectory() as temporary, initialize_config_module("verl.trainer.config", version_base=None):
         model = tiny_model(Path(temporary))
-        for plan in sorted(path for path in Path(folder).iterdir() if path.is_dir()):
-            error = ""
-            try:
-                # verl prints while it checks.
-                with open(os.devnull, "w") as silence, contextlib.redirect_stdout(silence):
-                    cfg = load(with_model(overrides(plan / "run.sh"), model))
-                    check(cfg, json.loads((plan / "world.json").read_text()))
-            except Exception as problem:
-                error = f"{type(problem).__name__}: {problem}"
-            print(json.dumps({"plan": plan.name, "ok": not error, "error": error}), flush=True)
+        report(lambda folder, world: check(load(with_model(overrides(folder / "run.sh"), model)), world))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

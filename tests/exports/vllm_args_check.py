@@ -30,6 +30,7 @@ from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 
 platforms._current_platform = CpuPlatform()
 
+from verdicts import report  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
@@ -67,25 +68,12 @@ def differences(one: EngineArgs, other: EngineArgs, names: Iterator[str] | Mappi
             yield f"{name} is {getattr(one, name)!r} in the document and {getattr(other, name)!r} in the script"
 
 
-def judge(folder: Path) -> str:
-    """What is wrong with a plan, empty if nothing."""
-    try:
-        document = json.loads((folder / "engine_args.json").read_text())
-        arguments = EngineArgs(**document)
-        world = json.loads((folder / "world.json").read_text())
-        wrong = [*complaints(arguments, world), *differences(arguments, served(folder / "serve.sh"), document)]
-        return "; ".join(wrong)
-    except (Exception, SystemExit) as error:
-        return f"{type(error).__name__}: {error}"
-
-
-def main() -> int:
-    """A line a plan."""
-    for folder in sorted(path for path in Path(sys.argv[1]).iterdir() if path.is_dir()):
-        error = judge(folder)
-        print(json.dumps({"plan": folder.name, "ok": not error, "error": error}))
-    return 0
+def check(folder: Path, world: Mapping[str, int]) -> Iterator[str]:
+    document = json.loads((folder / "engine_args.json").read_text())
+    arguments = EngineArgs(**document)
+    yield from complaints(arguments, world)
+    yield from differences(arguments, served(folder / "serve.sh"), document)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    report(check)
