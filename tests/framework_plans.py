@@ -115,17 +115,17 @@ def space(of: Job, framework: str, cluster: str = "dgx-h100:16", fixed: dict[str
     return _space(of.document, framework, cluster, tuple((fixed or {}).items()))
 
 
-def sampled(found: LegalSpace, seed: int, tries: int) -> list[Plan]:
-    """The plans among some tries that are legal once their followers follow."""
+def sampled(found: LegalSpace, seed: int, *, tries: int, count: int) -> list[Plan]:
+    """At most `count` plans, those among some tries that are legal once their followers follow."""
     batch = follow(found.sample(tries, np.random.default_rng(seed)), found.setting.backend)
-    return [batch.plan(int(row)) for row in np.flatnonzero(legal(batch, found.setting))]
+    return [batch.plan(int(row)) for row in np.flatnonzero(legal(batch, found.setting))[:count]]
 
 
 def drawn(of: Job, framework: str, cluster: str = "dgx-h100:16", *, seed: int = 0, count: int = 8) -> list[Plan]:
     """At most so many plans that a framework runs, at least one."""
-    plans = sampled(space(of, framework, cluster), seed, 8 * count)
+    plans = sampled(space(of, framework, cluster), seed, tries=8 * count, count=count)
     assert plans
-    return plans[:count]
+    return plans
 
 
 # Exports
@@ -152,6 +152,6 @@ def exported(of: Job, plan: Plan, framework: str, cluster: str = "dgx-h100:16") 
 def productions(draw: Any, framework: str, names: tuple[str, ...], cluster: str = "dgx-h100:16") -> Production:
     """Any plan of a framework for some of `JOBS`, to be exported."""
     of = JOBS[draw(st.sampled_from(names))]
-    plans = sampled(space(of, framework, cluster), draw(st.integers(0, 999)), 16)
+    plans = sampled(space(of, framework, cluster), draw(st.integers(0, 999)), tries=16, count=1)
     assume(plans)
     return production(of, plans[0], framework, cluster)

@@ -260,7 +260,7 @@ REPLACED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a frozen model waits": (
         {"reference_logprob": OLD},
-        "fsdp-keeps-the-reference-in-host-memory",
+        "verl-fsdp-keeps-the-reference-in-host-memory",
     ),
     "rewards as responses finish": ({"fusions": Fusions()}, "verified-when-finished"),
     "engines have no pipeline": (
@@ -272,7 +272,7 @@ REPLACED: dict[str, tuple[dict[str, Any], str]] = {
             "update_critic": msgspec.structs.replace(FSDP, micro_tokens=0, micro_batch=3),
             "values": Pass(pool="all", zero=3, micro_batch=8),
         },
-        "micro-batches-are-whole",
+        "verl-micro-batches-are-whole",
     ),
 }
 
@@ -327,8 +327,8 @@ def test_verl_presets_are_plans_of_verl() -> None:
 def test_importing_undoes_exporting(name: str, devices: int, zero: int | None, seed: int) -> None:
     of, cluster = JOBS[name], f"dgx-h100:{devices}"
     # Most plans of all are Megatron's.
-    found_space = space(of, "verl", cluster, {"update_actor.zero": zero} if zero is not None else {})
-    for plan in sampled(found_space, seed, 32)[:2]:
+    plans = space(of, "verl", cluster, {"update_actor.zero": zero} if zero is not None else {})
+    for plan in sampled(plans, seed, tries=32, count=2):
         found = read(script(plan, of, devices), where="run.sh")
         assert found.plan == plan
         kept = (

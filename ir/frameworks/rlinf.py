@@ -57,7 +57,7 @@ _RULES = (
     RECOMPUTES_WHOLE_LAYERS,
     # run_inference hands every rank rollout_batch_size // world_size prompts.
     LayoutRule(
-        name="fsdp-ranks-divide-the-prompts",
+        name="rlinf-fsdp-ranks-divide-the-prompts",
         ops=UPDATES,
         path="dp",
         reads=("zero", "dp"),
@@ -66,7 +66,7 @@ _RULES = (
     ),
     # enable_offload of fsdp_actor_worker.py moves weights and optimizer alike.
     LayoutRule(
-        name="fsdp-offloads-all-or-nothing",
+        name="rlinf-fsdp-offloads-all-or-nothing",
         ops=UPDATES,
         path="offload",
         reads=("zero", "offload"),
@@ -75,7 +75,7 @@ _RULES = (
     ),
     # The FSDP actor asserts not do_offload, which is set beside a critic; critics are Megatron workers.
     LayoutRule(
-        name="critics-are-megatrons",
+        name="rlinf-critics-are-megatrons",
         ops=UPDATES,
         path="zero",
         reads=("zero",),
@@ -84,7 +84,7 @@ _RULES = (
     ),
     # config.py: padded_vocab_size is hf_config.vocab_size.
     LayoutRule(
-        name="tensor-parallel-divides-the-vocabulary",
+        name="rlinf-tensor-parallel-divides-the-vocabulary",
         ops=UPDATES,
         path="tp",
         reads=("tp",),
@@ -99,7 +99,7 @@ def _one_pool(b: Columns, s: Setting) -> Mask:
 
 
 _ONE_POOL = Rule(
-    name="one-pool",
+    name="rlinf-one-pool",
     path="pools",
     reads=PLACES,
     holds=_one_pool,
@@ -108,7 +108,7 @@ _ONE_POOL = Rule(
 
 # A visit to the batch gives old log-probs and then, with the reference's weights swapped in, its own.
 _MERGED = Rule(
-    name="reference-goes-with-the-old-logprobs",
+    name="rlinf-reference-goes-with-the-old-logprobs",
     path="fusions.merge_logprobs",
     reads=("fusions.merge_logprobs",),
     holds=lambda b, s: np.asarray(b["fusions.merge_logprobs"] == (Role.REFERENCE in s.job.models)),
@@ -116,13 +116,13 @@ _MERGED = Rule(
 )
 
 _NO_PENALTY = job_rule(
-    "ppo-has-no-penalty",
+    "rlinf-ppo-has-no-penalty",
     lambda s: not (s.job.algorithm.uses_critic and Role.REFERENCE in s.job.models),
     "the job's algorithm.kl_coefficient must be 0 for ppo with RLinf, whose reward has no KL penalty",
 )
 
 _KNOWN_MODEL = job_rule(
-    "model-is-supported",
+    "rlinf-model-is-supported",
     lambda s: model_type(s.job.actor) is not None,
     "the job's models.actor must be of an architecture that RLinf knows: Qwen2.5 or Qwen3",
 )

@@ -43,7 +43,7 @@ _RULES = (
     RECOMPUTES_WHOLE_LAYERS,
     # Megatron packs (use_sequence_packing); FSDP2's dynamic batching does not keep minibatches.
     LayoutRule(
-        name="fsdp-counts-sequences",
+        name="roll-fsdp-counts-sequences",
         ops=TRAINERS,
         path="micro_tokens",
         reads=("zero", "micro_tokens"),
@@ -52,7 +52,7 @@ _RULES = (
     ),
     # Every step begins with offload_states; FSDP2's leaves the optimizer where it is.
     LayoutRule(
-        name="states-leave-before-generation",
+        name="roll-states-leave-before-generation",
         ops=UPDATES,
         path="offload",
         reads=("zero", "offload"),
@@ -61,7 +61,7 @@ _RULES = (
     ),
     # default_value_model_provider: "megatron value model not implemented".
     LayoutRule(
-        name="critics-are-fsdp",
+        name="roll-critics-are-fsdp",
         ops=(Op.UPDATE_CRITIC,),
         path="zero",
         reads=("zero",),
@@ -70,7 +70,7 @@ _RULES = (
     ),
     # validate_megatron_batch_size
     LayoutRule(
-        name="replicas-divide-the-prompts",
+        name="roll-replicas-divide-the-prompts",
         ops=(Op.UPDATE_ACTOR,),
         path="dp",
         reads=("dp", "zero"),
@@ -85,7 +85,7 @@ def _together(b: Columns, s: Setting) -> Mask | bool:
 
 
 _AT_ONCE = Rule(
-    name="updates-run-at-once",
+    name="roll-updates-run-at-once",
     path="fusions.interleave_updates",
     reads=("fusions.interleave_updates", "place.critic", "place.actor"),
     holds=lambda b, s: np.asarray((b["fusions.interleave_updates"] == 1) == _together(b, s)),
@@ -94,7 +94,7 @@ _AT_ONCE = Rule(
 
 # apply_train_infer_correction_to_batch needs enable_old_logprobs_recompute.
 _CORRECTED = Rule(
-    name="stale-samples-are-corrected",
+    name="roll-stale-samples-are-corrected",
     path="fusions.fold_old_logprob",
     reads=("fusions.fold_old_logprob", "staleness"),
     holds=lambda b, s: np.asarray((b["fusions.fold_old_logprob"] == 0) | (b["staleness"] == 0)),
@@ -102,7 +102,7 @@ _CORRECTED = Rule(
 )
 
 _CRITIC_ONCE = job_rule(
-    "critic-trains-once",
+    "roll-critic-trains-once",
     lambda s: s.job.workload.epochs == 1 or Role.CRITIC not in s.job.models,
     "the job's workload.epochs must be 1 for ppo with ROLL, whose critic goes over a batch once",
 )

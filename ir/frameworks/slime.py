@@ -36,7 +36,7 @@ def _nodes(x: Columns, s: Section) -> Mask:
 
 
 _WHOLE_NODES = LayoutRule(
-    name="pools-are-whole-nodes",
+    name="slime-pools-are-whole-nodes",
     ops=tuple(SECTIONS),
     path="pool",
     reads=("devices", "group"),
@@ -47,7 +47,7 @@ _WHOLE_NODES = LayoutRule(
 
 # sglang/srt/server_args.py asserts it.
 _MIXED_CHUNKS = LayoutRule(
-    name="mixed-chunks-exclude-a-pipeline",
+    name="slime-mixed-chunks-exclude-a-pipeline",
     ops=(Op.GENERATE,),
     path="prefill_tokens",
     reads=("pp", "prefill_tokens"),
@@ -64,7 +64,7 @@ def _reuses_logprobs(s: Setting) -> bool:
 
 
 _FOLDED = Rule(
-    name="old-logprobs-fold-when-they-can",
+    name="slime-old-logprobs-fold-when-they-can",
     path="fusions.fold_old_logprob",
     reads=("fusions.fold_old_logprob", "fusions.rollout_logprob"),
     holds=lambda b, s: np.asarray(
@@ -80,7 +80,7 @@ def _away(x: Columns, s: Section) -> Mask | bool:
 
 
 _TURNS = LayoutRule(
-    name="actor-and-critic-take-turns",
+    name="slime-actor-and-critic-take-turns",
     ops=(Op.UPDATE_ACTOR, Op.UPDATE_CRITIC),
     path="offload",
     reads=("offload",),

@@ -129,7 +129,7 @@ _LAYOUT_RULES = (
     scatters_heads(*UPDATES),
     # verl/workers/engine/utils.py, prepare_micro_batches.
     LayoutRule(
-        name="micro-batches-are-whole",
+        name="verl-micro-batches-are-whole",
         ops=_TRAINED,
         path="micro_batch",
         reads=("micro_batch", *REPLICAS),
@@ -139,7 +139,7 @@ _LAYOUT_RULES = (
     # verl/utils/config.py, validate_config: without dynamic batches FSDP counts every device, whatever the context
     # parallelism.
     LayoutRule(
-        name="devices-divide-the-batch",
+        name="verl-devices-divide-the-batch",
         ops=(Op.UPDATE_ACTOR,),
         path="micro_batch",
         reads=("micro_batch", "zero", "devices"),
@@ -154,7 +154,7 @@ _LAYOUT_RULES = (
     # `expert_parallel_size` is 1 or all of its devices (verl/workers/config/rollout.py).
     whole_engines(*_SERVED),
     LayoutRule(
-        name="engines-fill-nodes",
+        name="verl-engines-fill-nodes",
         ops=_SERVED,
         path="tp",
         reads=("tp", "ep", "devices", "group"),
@@ -163,7 +163,7 @@ _LAYOUT_RULES = (
     ),
     # verl/workers/engine/fsdp/transformer_impl.py: a forward-only engine always has CPUOffload.
     LayoutRule(
-        name="fsdp-keeps-the-reference-in-host-memory",
+        name="verl-fsdp-keeps-the-reference-in-host-memory",
         ops=(Op.REFERENCE_LOGPROB,),
         path="offload",
         reads=("offload", "zero"),
