@@ -247,6 +247,11 @@ def test_copies_of_sharded_weights_are_read() -> None:
         ),
         ("vllm_cfg: {", "backend: sglang\n    vllm_cfg: {", "policy.generation.backend: must be vllm"),
         ("vllm_cfg: {", "colocated: {enabled: false}\n    vllm_cfg: {", "resources.gpus_per_node: must be set"),
+        (
+            "vllm_cfg: {",
+            "colocated: {enabled: false, resources: {gpus_per_node: two}}\n    vllm_cfg: {",
+            "resources.gpus_per_node: must be a whole number, got 'two'",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(old: str, new: str, message: str) -> None:

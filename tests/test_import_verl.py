@@ -161,6 +161,10 @@ def test_keys_that_nothing_reads_are_told() -> None:
         ({"algorithm__adv_estimator": "tree"}, "algorithm.adv_estimator: must be one of gae"),
         ({"A__actor__ppo_mini_batch_size": "100"}, "must divide data.train_batch_size = 256, got 100"),
         ({"A__actor__use_dynamic_bsz": "False"}, "ppo_micro_batch_size_per_gpu: must be given"),
+        (
+            {"A__actor__use_dynamic_bsz": "False", "A__actor__ppo_micro_batch_size": "many"},
+            "ppo_micro_batch_size: must be a whole number, got 'many'",
+        ),
         ({"A__rollout__disaggregation__enabled": "True"}, "disaggregation.enabled: must be false"),
         ({"A__actor__fsdp_config__ulysses_sequence_parallel_size": "3"}, "degrees that divide the 8 devices, got 3"),
         ({"A__model__path": "/data/some-model"}, "must be a known model"),
