@@ -29,48 +29,72 @@ def beaten_by_few(points: Float, *groups: Int, count: int) -> NDArray[np.intp]:
     """
     if len(points) == 0:
         return np.zeros(0, dtype=np.intp)
-    order = np.lexsort((*points.T[::-1], *groups))
-    edges = np.zeros(len(order), dtype=bool)
-    edges[0] = True
+    varying = np.flatnonzero((points != points[0]).any(axis=0))
+    order = np.lexsort((*points.T[varying[::-1]], *groups))
+    columns = np.ascontiguousarray(points[order][:, varying].T)
+    group = _numbered(order, groups)
+    rows = _few_pivots_beat(columns, group, count)
+    edges = np.flatnonzero(np.append(True, group[rows][1:] != group[rows][:-1]))
+    sizes = np.diff(np.append(edges, len(rows)))
+    kept = np.ones(len(rows), dtype=bool)
+    for first, size in zip(edges[sizes > count].tolist(), sizes[sizes > count].tolist(), strict=True):
+        some = slice(first, first + size)
+        kept[some] = _times_beaten(columns[:, rows[some]]) < count
+    return np.asarray(order[rows[kept]])
+
+
+def staircase(seconds: Float, size: Float, *groups: Int) -> NDArray[np.intp]:
+    """Numbers of the points that no other of their group beats, see `beaten_by_few`, of two coordinates float64[n]."""
+    if len(seconds) == 0:
+        return np.zeros(0, dtype=np.intp)
+    order = np.lexsort((size, seconds, *groups))
+    group = _numbered(order, groups)
+    level = np.unique(size, return_inverse=True)[1].reshape(-1)[order]
+    # Levels of a later group are all lower, so that the least so far is of the same group.
+    level -= group * (int(level.max()) + 1)
+    least = np.minimum.accumulate(level)
+    return np.asarray(order[np.append(True, level[1:] < least[:-1])])
+
+
+def _numbered(order: NDArray[np.intp], groups: tuple[Int, ...]) -> Int:
+    """Numbers of consecutive groups, ascending."""
+    new = np.zeros(len(order), dtype=bool)
     for group in groups:
-        edges[1:] |= group[order][1:] != group[order][:-1]
-    firsts = np.flatnonzero(edges)
-    lasts = np.append(firsts[1:], len(order))
-    sorted_points = points[order]
-    varying = np.flatnonzero((sorted_points != sorted_points[0]).any(axis=0))
-    sorted_points = np.ascontiguousarray(sorted_points[:, varying])
-    kept = [
-        order[first + _few(sorted_points[first:last], count)]
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
-    ]
-    return np.concatenate(kept)
+        sorted_group = group[order]
+        new[1:] |= sorted_group[1:] != sorted_group[:-1]
+    return np.cumsum(new)
 
 
-def _few(points: Float, count: int) -> NDArray[np.intp]:
-    """The same for one group in lexicographic order, in which nothing beats an earlier one."""
-    rows = np.arange(len(points))
-    if len(rows) <= count:
-        return rows
-    if len(rows) > 2 * PIVOTS:
-        beats = np.zeros(len(rows), dtype=np.int64)
-        for pivot in _pivots(points):
-            beats += (points[pivot] <= points).all(axis=1) & (rows > pivot)
-        rows = rows[beats < count]
-    left = points[rows]
-    beaten = np.zeros(len(left), dtype=np.int64)
-    step = max(TILE // len(left), 1)
-    for first in range(0, len(left), step):
-        some = left[first : first + step]
-        last = first + len(some)
+def _few_pivots_beat(columns: Float, group: Int, count: int) -> NDArray[np.intp]:
+    """Of points in lexicographic order within groups, float64[d, n], in which nothing beats an earlier one: those that
+    fewer than `count` of their group's first few by size beat."""
+    scale = np.abs(columns).max(axis=1, keepdims=True)
+    by_size = np.lexsort(((columns / np.where(scale > 0, scale, 1.0)).sum(axis=0), group))
+    first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    sizes = np.diff(np.append(first, len(group)))
+    rows, beaten = np.flatnonzero(sizes[group] > count), np.zeros(len(group), dtype=np.int64)
+    for i in range(PIVOTS):
+        rows = rows[sizes[group[rows]] > i]
+        if len(rows) == 0:
+            break
+        pivot = by_size[first[group[rows]] + i]
+        beats = rows > pivot
+        for column in columns:
+            beats &= column[pivot] <= column[rows]
+        beaten[rows] += beats
+        rows = rows[beaten[rows] < count]
+    return np.flatnonzero(beaten < count)
+
+
+def _times_beaten(columns: Float) -> Int:
+    """How many beat each point of one group in that order."""
+    n = columns.shape[1]
+    beaten = np.zeros(n, dtype=np.int64)
+    step = max(TILE // n, 1)
+    for first in range(0, n, step):
+        last = min(first + step, n)
         before = np.arange(last)[:, None] < np.arange(first, last)[None, :]
-        for column in range(left.shape[1]):
-            before &= left[:last, None, column] <= some[None, :, column]
+        for column in columns:
+            before &= column[:last, None] <= column[None, first:last]
         beaten[first:last] = before.sum(axis=0)
-    return rows[beaten < count]
-
-
-def _pivots(points: Float) -> list[int]:
-    """Points that are likely to beat many: small in all coordinates alike."""
-    scale = points.max(axis=0)
-    total = (points / np.where(scale > 0, scale, 1.0)).sum(axis=1)
-    return np.argpartition(total, PIVOTS)[:PIVOTS].tolist() if len(points) > PIVOTS else list(range(len(points)))
+    return beaten
