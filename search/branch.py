@@ -17,7 +17,7 @@ from analytic.estimate import stage_seconds_of
 from analytic.training import training
 from ir.batch import PlanBatch, concatenate
 from ir.graph import Op
-from search.fronts import SENT
+from search.layouts import SENT
 from search.options import Options, distinct, ranges
 from search.relaxed import Relaxed
 from search.rooted import Block

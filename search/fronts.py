@@ -15,44 +15,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.costs import RESHARDED, Columns, Cost
-from analytic.estimate import section_cost
-from analytic.memory import TRAINED_BY
+from analytic.costs import Columns
 from analytic.setup import Setup
-from ir.batch import CODES
-from ir.graph import ROLE_OF, Op
+from ir.graph import Op
+from search.layouts import Layouts
 from search.options import Options, distinct, nothing, ranges
-from search.skyline import beaten_by_few
+from search.skyline import beaten_by_few, staircase
+from search.work import Work
 from space.enumerate import LegalSpace
-from space.tables import KEYS, Key, SectionTable
+from space.tables import Key, SectionTable
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
-
-FASTEST = {
-    "recompute": tuple(CODES["recompute"].index(name) for name in ("none", "selective")),
-    "offload": (CODES["offload"].index("none"),),
-}
-"""Values of fields that no other is faster than: what the others save is memory. Selective recomputation may save a
-little time where experts' exchanges hide under it."""
-
-WITHIN_CLASS = (
-    "concurrency", "memory_percent", "prefill_tokens", "draft_tokens", "micro_batch", "micro_tokens", "vpp", "schedule",
-    "recompute", "offload",
-)  # fmt: skip
-"""Fields that nothing outside a section depends on."""
-
-DEGREES = ("tp", "pp", "ep")
-"""Fields that must agree, and whether weights are sharded, for a pass to find weights laid out as they are trained."""
-
-SENT = (Op.UPDATE_ACTOR, Op.GENERATE)
-"""Sections between which weights travel."""
-
-WHILE_SENT = {Op.UPDATE_ACTOR: "weights", Op.GENERATE: "rollout weights"}
-"""What of them comes and goes, and must be there meanwhile."""
-
-MOST_DEVICES = 1 << 17
-"""More than any degree."""
 
 OPEN = -1
 """Degrees that are not chosen yet."""
@@ -62,31 +36,6 @@ SPARE = 1.05
 
 ROUNDING = 1e-9
 """Relative; floats that are sums of the same terms in another order differ by less."""
-
-
-WORK_LAYOUT = 4
-"""Partial plans that are looked at while a layout is priced, about."""
-
-
-class OutOfWorkError(Exception):
-    """A search would have to do more than it may."""
-
-
-@dataclass(slots=True)
-class Work:
-    """What a search may still do, in partial plans that it looks at: unlike seconds, the same on every machine."""
-
-    left: float
-
-    def spend(self, count: int) -> None:
-        """Account for some.
-
-        Raises:
-            OutOfWorkError: that is more than there is.
-        """
-        if count > self.left:
-            raise OutOfWorkError
-        self.left -= count
 
 
 @dataclass(kw_only=True)
@@ -126,29 +75,16 @@ class SectionFronts:
         return group, devices, staleness if self.table.by_staleness else 0
 
     @cached_property
-    def keys(self) -> NDArray[np.int32]:
-        """Pool of each row of the table, int32[m, 3]."""
-        keys = np.empty((len(self.table.rows), len(KEYS)), dtype=np.int32)
-        for key, (begin, end) in self.table.span.items():
-            keys[begin:end] = key
-        return keys
-
-    @cached_property
-    def _least(self) -> Float:
-        """Seconds below which no layout of a row is, float64[m]."""
-        rows, levels = (
-            np.arange(len(self.table.rows)),
-            _fastest(self.table, self.setup.job.models[ROLE_OF[self.op]].is_moe),
+    def layouts(self) -> Layouts:
+        """All of them, and their price."""
+        return Layouts(
+            table=self.table, setup=self.setup, op=self.op, apart=self.apart, adapter=self.adapter, work=self.work
         )
-        if len(rows) == 0:
-            return np.zeros(0)
-        cost = self._price(self._columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
-        return np.asarray(cost.seconds.reshape(len(rows), -1).min(axis=1))
 
     @cached_property
     def least_of(self) -> dict[Key, float]:
         """Seconds below which no layout on a pool is."""
-        return {key: float(self._least[first:last].min()) for key, (first, last) in self.table.span.items()}
+        return {key: float(self.layouts.least[first:last].min()) for key, (first, last) in self.table.span.items()}
 
     def ask(self, limits: Mapping[Key, float]) -> None:
         """Make the options of pools ready that take less than so many seconds."""
@@ -163,7 +99,7 @@ class SectionFronts:
         rows = ranges(firsts, counts)
         pool = np.repeat(np.arange(len(wanted)), counts)
         limit = np.array([self.limit_of[key] for key in wanted])
-        hopeful = self._least[rows] < limit[pool]
+        hopeful = self.layouts.least[rows] < limit[pool]
         found, pool = self._options(rows[hopeful], pool[hopeful], limit)
         start = 0 if self.options is None else len(self.options.seconds)
         edges = start + np.searchsorted(pool, np.arange(len(wanted) + 1))
@@ -177,64 +113,34 @@ class SectionFronts:
 
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
         """Options among rows of the table, and the pool of each, in the order of the pools."""
-        if len(rows) == 0:
-            return nothing(), pool
-        levels = np.arange(self.table.num_free)
-        lines, free = np.repeat(np.arange(len(rows)), len(levels)), np.tile(levels, len(rows))
-        rows, pool = rows[lines], pool[lines]
-        options = self._priced(rows, free)
-        above = (options.seconds >= self._least[rows] * (1.0 - ROUNDING)) & (options.latency >= options.seconds)
-        self.is_sound = self.is_sound and bool(above.all())
-        room = room_of(self.setup)[self.keys[rows, 0]]
-        good = np.flatnonzero((options.seconds < limit[pool]) & (options.resident + options.transient <= room))
-        options, pool = options.take(good), pool[good]
+        levels, moved = self.layouts.levels
+        if self.count > 1:
+            levels, moved = np.arange(self.table.num_free), moved[:0]
+        lines = np.repeat(np.arange(len(rows)), len(levels))
+        options, pool = self._good(rows[lines], np.tile(levels, len(rows)), pool[lines], limit)
+        if len(moved):
+            # What state kept elsewhere costs and saves does not depend on how a batch is cut and what is recomputed: of
+            # layouts that differ in nothing else, what one beats with all at rest it beats with any of it elsewhere.
+            unbeaten = staircase(options.seconds, options.transient, self.layouts.outside(options.row, options.free))
+            lines, step = np.repeat(unbeaten, len(moved)), np.tile(moved, len(unbeaten))
+            more, of = self._good(options.row[lines], options.free[lines] + step, pool[lines], limit)
+            options = Options.concatenate([options.take(unbeaten), more])
+            pool = np.concatenate([pool[unbeaten], of])
         kept = beaten_by_few(options.points, pool, options.kind, count=self.count)
         options, pool = options.take(kept), pool[kept]
         order = np.lexsort((options.seconds, pool))
         return options.take(order), pool[order]
 
-    def _columns(self, rows: Int, free: Int) -> Columns:
-        """Layouts as columns: rows of the table with combinations of the free fields."""
-        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields)}
-        for name, values in reversed(self.table.free):
-            free, level = np.divmod(free, len(values))
-            x[name] = np.asarray(values, dtype=np.int32)[level]
-        return x | {name: self.keys[rows, i] for i, name in enumerate(KEYS)}
-
-    def _price(self, x: Columns) -> Cost:
-        count = len(x["devices"])
-        self.work.spend(WORK_LAYOUT * count)
-        if self.apart and self.op is Op.GENERATE:
-            return section_cost(self.setup, self.op, {**x, "staleness": np.zeros(count, dtype=np.int32)})
-        return section_cost(self.setup, self.op, x, streamed=np.full(count, True) if self.apart else None)
-
-    def _priced(self, rows: Int, free: Int) -> Options:
-        x = self._columns(rows, free)
-        cost, zero = self._price(x), np.zeros(len(rows))
-        gone = {RESHARDED} | ({"weights"} if self.adapter else set())
-        if any(machine.is_host for machine in self.setup.machines):
-            # There, engine and trainer of a pool use the same weights.
-            gone.add("rollout weights")
-        return Options(
-            seconds=cost.seconds,
-            latency=cost.latency,
-            reshard=cost.reshard,
-            resident=sum((v for name, v in cost.resident.items() if name not in gone), zero),
-            transient=sum((v for name, v in cost.transient.items() if name not in gone), zero),
-            resharded=cost.transient.get(RESHARDED, zero),
-            sent=cost.transient.get(WHILE_SENT[self.op], zero) if self.op in SENT else zero,
-            degrees=_degrees(x),
-            kind=self._kinds(x),
-            row=rows,
-            free=free,
-        )
-
-    def _kinds(self, x: Columns) -> Int:
-        if self.op in SENT:
-            fields = [name for name in x if name not in (*WITHIN_CLASS, *KEYS)]
-            return distinct(*(x[name] for name in fields))[1].astype(np.int64)
-        trained = self.op in TRAINED_BY or self.op in TRAINED_BY.values()
-        return _degrees(x) if trained else np.zeros(len(x["devices"]), dtype=np.int64)
+    def _good(self, rows: Int, free: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
+        """Layouts that fit and take less than the limits of their pools, and the pool of each."""
+        if len(rows) == 0:
+            return nothing(), pool
+        options = self.layouts.priced(rows, free)
+        above = (options.seconds >= self.layouts.least[rows] * (1.0 - ROUNDING)) & (options.latency >= options.seconds)
+        self.is_sound = self.is_sound and bool(above.all())
+        room = room_of(self.setup)[self.layouts.keys[rows, 0]]
+        good = np.flatnonzero((options.seconds < limit[pool]) & (options.resident + options.transient <= room))
+        return options.take(good), pool[good]
 
     @property
     def made(self) -> Options:
@@ -266,43 +172,12 @@ class SectionFronts:
     def columns_of(self, options: Int) -> Columns:
         """Columns of options, without the section's prefix."""
         assert self.options is not None
-        return self._columns(self.options.row[options], self.options.free[options])
+        return self.layouts.columns(self.options.row[options], self.options.free[options])
 
     def numbers(self, options: Int) -> Int:
         """Of options among the layouts that are legal on their pool."""
         assert self.options is not None
-        rows = self.options.row[options]
-        return np.asarray((rows - self._first[rows]) * self.table.num_free + self.options.free[options])
-
-    @cached_property
-    def _first(self) -> Int:
-        """First row of each row's pool."""
-        first = np.empty(len(self.table.rows), dtype=np.int64)
-        for begin, end in self.table.span.values():
-            first[begin:end] = begin
-        return first
-
-
-def _degrees(x: Columns) -> Int:
-    code = (x["zero"] == 3).astype(np.int64) if "zero" in x else np.zeros(len(x["tp"]), dtype=np.int64)
-    for name in DEGREES:
-        code = code * MOST_DEVICES + x[name]
-    return code
-
-
-def _fastest(table: SectionTable, is_moe: bool) -> Int:
-    """Combinations of the free fields among which are the fastest."""
-    code = np.zeros(1, dtype=np.int64)
-    for name, values in table.free:
-        some = np.arange(len(values))
-        fastest = [value for value in FASTEST.get(name, ())[: 1 + is_moe] if value in values]
-        if fastest:
-            some = np.array([values.index(value) for value in fastest])
-        elif name == "memory_percent":
-            # A cache of all slots at their longest, or the largest share of memory.
-            some = np.unique(some[[0, -1]])
-        code = (code[:, None] * len(values) + some[None, :]).reshape(-1)
-    return code
+        return self.layouts.numbers(self.options.row[options], self.options.free[options])
 
 
 def room_of(s: Setup) -> Float:

@@ -21,8 +21,10 @@ from ir.errors import InputError
 from ir.lower import lower
 from ir.plan import Plan
 from search.branch import Branch
-from search.families import Record, Roots, Tables
-from search.fronts import ROUNDING, OutOfWorkError, Work
+from search.families import Record, Roots
+from search.fronts import ROUNDING
+from search.tables import Tables
+from search.work import OutOfWorkError, Work
 from space.axes import Space
 from space.enumerate import LegalSpace
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from analytic.estimate import Estimate, concatenate
 from analytic.setup import Setup
 from ir.batch import ROLES, PlanBatch
-from search.families import Tables
-from search.fronts import Work
 from search.optimum import MOST_WORK, Priced, explored, fits, optimum, taken
 from search.skyline import beaten_by_few
+from search.tables import Tables
+from search.work import Work
 from space.enumerate import LegalSpace
 
 Float = NDArray[np.float64]

@@ -14,10 +14,12 @@ from analytic.scales import scales_at
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch
 from ir.graph import Op
-from search.families import Ends, Family, Record, Roots, Tables
-from search.fronts import ROUNDING, SENT, SectionFronts, room_of
+from search.families import Ends, Family, Record, Roots
+from search.fronts import ROUNDING, SectionFronts, room_of
+from search.layouts import SENT
 from search.options import Options, distinct
 from search.skyline import beaten_by_few
+from search.tables import Tables
 from space.tables import KEYS
 
 Float = NDArray[np.float64]

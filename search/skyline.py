@@ -29,9 +29,11 @@ def beaten_by_few(points: Float, *groups: Int, count: int) -> NDArray[np.intp]:
     """
     if len(points) == 0:
         return np.zeros(0, dtype=np.intp)
-    varying = np.flatnonzero((points != points[0]).any(axis=0))
-    order = np.lexsort((*points.T[varying[::-1]], *groups))
-    columns = np.ascontiguousarray(points[order][:, varying].T)
+    varying = (points != points[0]).any(axis=0)
+    varying[0] = True
+    columns = points.T[varying]
+    order = np.lexsort((*columns[::-1], *groups))
+    columns = np.ascontiguousarray(columns[:, order])
     group = _numbered(order, groups)
     rows = _few_pivots_beat(columns, group, count)
     edges = np.flatnonzero(np.append(True, group[rows][1:] != group[rows][:-1]))
