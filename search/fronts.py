@@ -138,7 +138,7 @@ class SectionFronts:
         options = self.layouts.priced(rows, free)
         above = (options.seconds >= self.layouts.least[rows] * (1.0 - ROUNDING)) & (options.latency >= options.seconds)
         self.is_sound = self.is_sound and bool(above.all())
-        room = room_of(self.setup)[self.layouts.keys[rows, 0]]
+        room = self.layouts.room[rows]
         good = np.flatnonzero((options.seconds < limit[pool]) & (options.resident + options.transient <= room))
         return options.take(good), pool[good]
 
@@ -178,11 +178,3 @@ class SectionFronts:
         """Of options among the layouts that are legal on their pool."""
         assert self.options is not None
         return self.layouts.numbers(self.options.row[options], self.options.free[options])
-
-
-def room_of(s: Setup) -> Float:
-    """Bytes that a plan may take of a device of each group, what every worker needs left out."""
-    margin = 1.0 - s.job.limits.memory_margin
-    room = [m.device.memory_bytes * margin - m.device.base_memory_bytes for m in s.machines]
-    # A byte's rounding is no reason to leave a layout out: whole plans are judged again.
-    return np.array(room) + 1.0

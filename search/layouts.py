@@ -77,14 +77,29 @@ class Layouts:
         return keys
 
     @cached_property
+    def room(self) -> Float:
+        """Bytes of a device for each row."""
+        return room_of(self.setup)[self.keys[:, 0]]
+
+    @cached_property
     def least(self) -> Float:
-        """Seconds below which no layout of a row is, float64[m]."""
-        rows = np.arange(len(self.table.rows))
+        """Seconds below which no layout of a row is, float64[m]; infinite where none can fit."""
         levels = _fastest(self.table, self.setup.job.models[ROLE_OF[self.op]].is_moe)
-        if len(rows) == 0:
-            return np.zeros(0)
-        cost = self._price(self.columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
-        return np.asarray(cost.seconds.reshape(len(rows), -1).min(axis=1))
+        least, rows = np.full(len(self.table.rows), np.inf), np.flatnonzero(self._may_fit)
+        if len(rows):
+            cost = self._price(self.columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
+            least[rows] = cost.seconds.reshape(len(rows), -1).min(axis=1)
+        return least
+
+    @cached_property
+    def _may_fit(self) -> NDArray[np.bool_]:
+        """Rows whose state alone fits. An update's is the same however a batch is cut, and has to be on the device at
+        some time even if some of it waits elsewhere."""
+        if SECTIONS[self.op] is not Update or len(self.table.rows) == 0:
+            return np.ones(len(self.table.rows), dtype=bool)
+        _, first, back = np.unique(self._outside_row, return_index=True, return_inverse=True)
+        state = self.priced(first, np.full(len(first), self.levels[0][0])).resident
+        return np.asarray(state[back.reshape(-1)] <= self.room)
 
     @cached_property
     def levels(self) -> tuple[Int, Int]:
@@ -190,3 +205,11 @@ def _fastest(table: SectionTable, is_moe: bool) -> Int:
             some = np.unique(some[[0, -1]])
         code = (code[:, None] * len(values) + some[None, :]).reshape(-1)
     return code
+
+
+def room_of(s: Setup) -> Float:
+    """Bytes that a plan may take of a device of each group, what every worker needs left out."""
+    margin = 1.0 - s.job.limits.memory_margin
+    room = [m.device.memory_bytes * margin - m.device.base_memory_bytes for m in s.machines]
+    # A byte's rounding is no reason to leave a layout out: whole plans are judged again.
+    return np.array(room) + 1.0

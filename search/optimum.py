@@ -34,10 +34,10 @@ Int = NDArray[np.int64]
 MOST_WORK = 100_000_000
 """Partial plans after which the search gives up the proof."""
 
-SLACK = 1.3
+SLACK = 1.5
 """A first guess over what the busiest pool of any plan takes at least."""
 
-RAISES = tuple(float(1.15**i) for i in (0, 1, 2, 3, 5, 8, 13, 21))
+RAISES = tuple(float(1.25**i) for i in (0, 1, 2, 3, 5, 8, 13))
 """What a guess that was too low is multiplied by, before there is none any more."""
 
 WORK_GRAPH = 10_000
@@ -183,21 +183,23 @@ def explored(tables: Tables, record: Record) -> bool:
 
 def _explore(tables: Tables, record: Record) -> None:
     example: Estimate | None = None
-    hopeful = [family for family in tables.families if tables.floor(family) < record.most]
-    found = [tables.roots(family, record) for family in hopeful]
-    ahead = sorted((r for r in found if len(r.variant)), key=lambda roots: float(roots.busy.min()))
+    hopeful = sorted((f for f in tables.families if tables.floor(f) < record.most), key=tables.floor)
     # First a look at a few plans of several graphs, for a limit that is near the best.
-    looks = [(r.take(np.argsort(r.busy, kind="stable")[:LOOK_ROOTS]), True) for r in ahead[:LOOKS]]
-    for roots, looks_only in (*looks, *((roots, False) for roots in ahead)):
-        if not looks_only:
-            # What was learnt of sections meanwhile rules out more sizes.
-            roots = tables.roots(roots.family, record)
-        roots = roots.take(roots.busy < record.limit(roots.devices, roots.staleness))
-        if len(roots.variant):
-            tables.work.spend(WORK_GRAPH)
-            example = _example(tables, roots, example)
-            branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=looks_only)
-            branch.run(LOOK_WORK if looks_only else np.inf)
+    for family in hopeful[:LOOKS]:
+        roots = tables.roots(family, record)
+        example = _branch(tables, roots.take(np.argsort(roots.busy, kind="stable")[:LOOK_ROOTS]), record, example, LOOK_WORK)
+    for family in hopeful:
+        if tables.floor(family) < record.most:
+            roots = tables.roots(family, record)
+            example = _branch(tables, roots, record, example)
+
+
+def _branch(tables, roots, record, example, most = np.inf):
+    if len(roots.variant):
+        tables.work.spend(WORK_GRAPH)
+        example = _example(tables, roots, example)
+        Branch(tables=tables, roots=roots, example=example, record=record, looks=np.isfinite(most)).run(most)
+    return example
 
 
 def _example(tables: Tables, roots: Roots, like: Estimate | None) -> Estimate:

@@ -15,8 +15,8 @@ from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch
 from ir.graph import Op
 from search.families import Ends, Family, Record, Roots
-from search.fronts import ROUNDING, SectionFronts, room_of
-from search.layouts import SENT
+from search.fronts import ROUNDING, SectionFronts
+from search.layouts import SENT, room_of
 from search.options import Options, distinct
 from search.skyline import beaten_by_few
 from search.tables import Tables

@@ -17,8 +17,8 @@ from analytic.setup import Setup
 from ir.batch import FLAGS
 from ir.graph import Op
 from search.families import Ends, Family, Record, Roots
-from search.fronts import SectionFronts, room_of
-from search.layouts import MOST_DEVICES
+from search.fronts import SectionFronts
+from search.layouts import MOST_DEVICES, room_of
 from search.sides import Side, rough_side, side_of
 from search.work import Work
 from space.enumerate import LegalSpace
