@@ -35,9 +35,9 @@ MOST_WORK = 100_000_000
 """Partial plans after which the search gives up the proof."""
 
 SLACK = 1.5
-"""A first guess over what the busiest pool of any plan takes at least."""
+"""A first guess over what the busiest pool of any plan takes at least; the best of large spaces take 1.1 to 1.5."""
 
-RAISES = tuple(float(1.25**i) for i in (0, 1, 2, 3, 5, 8, 13))
+RAISES = tuple(float(1.4**i) for i in (0, 1, 2, 4, 8))
 """What a guess that was too low is multiplied by, before there is none any more."""
 
 WORK_GRAPH = 10_000
@@ -183,22 +183,25 @@ def explored(tables: Tables, record: Record) -> bool:
 
 def _explore(tables: Tables, record: Record) -> None:
     example: Estimate | None = None
-    hopeful = sorted((f for f in tables.families if tables.floor(f) < record.most), key=tables.floor)
+    hopeful = sorted((family for family in tables.families if tables.floor(family) < record.most), key=tables.floor)
     # First a look at a few plans of several graphs, for a limit that is near the best.
     for family in hopeful[:LOOKS]:
         roots = tables.roots(family, record)
-        example = _branch(tables, roots.take(np.argsort(roots.busy, kind="stable")[:LOOK_ROOTS]), record, example, LOOK_WORK)
+        few = roots.take(np.argsort(roots.busy, kind="stable")[:LOOK_ROOTS])
+        example = _branch(tables, few, record, example, looks=True)
     for family in hopeful:
         if tables.floor(family) < record.most:
-            roots = tables.roots(family, record)
-            example = _branch(tables, roots, record, example)
+            example = _branch(tables, tables.roots(family, record), record, example, looks=False)
 
 
-def _branch(tables, roots, record, example, most = np.inf):
-    if len(roots.variant):
-        tables.work.spend(WORK_GRAPH)
-        example = _example(tables, roots, example)
-        Branch(tables=tables, roots=roots, example=example, record=record, looks=np.isfinite(most)).run(most)
+def _branch(tables: Tables, roots: Roots, record: Record, example: Estimate | None, *, looks: bool) -> Estimate | None:
+    """Price the plans of some roots that are news, or a few of them; an estimate that the next ones may be like."""
+    if len(roots.variant) == 0:
+        return example
+    tables.work.spend(WORK_GRAPH)
+    example = _example(tables, roots, example)
+    branch = Branch(tables=tables, roots=roots, example=example, record=record, looks=looks)
+    branch.run(LOOK_WORK if looks else np.inf)
     return example
 
 

@@ -67,10 +67,9 @@ def _worth(options: Options, sync: Float, kind: Int, count: int) -> NDArray[np.i
     columns = {column.tobytes(): column for column in np.ascontiguousarray(sync.T)}
     different = np.stack(list(columns.values()), axis=1)
     if different.shape[1] > MOST_PARTNERS:
-        kept = beaten_by_few(options.points, options.kind, count=count)
-    else:
-        kept = beaten_by_few(np.column_stack([options.points, different]), kind, count=count)
-    return np.sort(kept)
+        # Those of a kind were compared when they were made.
+        return np.arange(len(different))
+    return np.sort(beaten_by_few(np.column_stack([options.points, different]), kind, count=count))
 
 
 @dataclass(kw_only=True)

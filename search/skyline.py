@@ -36,11 +36,10 @@ def beaten_by_few(points: Float, *groups: Int, count: int) -> NDArray[np.intp]:
     columns = np.ascontiguousarray(columns[:, order])
     group = _numbered(order, groups)
     rows = _few_pivots_beat(columns, group, count)
-    edges = np.flatnonzero(np.append(True, group[rows][1:] != group[rows][:-1]))
-    sizes = np.diff(np.append(edges, len(rows)))
-    kept = np.ones(len(rows), dtype=bool)
-    for first, size in zip(edges[sizes > count].tolist(), sizes[sizes > count].tolist(), strict=True):
-        some = slice(first, first + size)
+    kept, edges = np.ones(len(rows), dtype=bool), np.searchsorted(group[rows], np.arange(int(group[-1]) + 2))
+    # In a small group, each point was a pivot.
+    for i in np.flatnonzero((np.bincount(group) > PIVOTS) & (np.diff(edges) > count)).tolist():
+        some = slice(*edges[i : i + 2].tolist())
         kept[some] = _times_beaten(columns[:, rows[some]]) < count
     return np.asarray(order[rows[kept]])
 

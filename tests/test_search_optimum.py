@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from analytic.estimate import estimate_blocks
 from analytic.fit import setup
 from analytic.setup import Setup
-from ir.cluster import Cluster
+from ir.cluster import Cluster, Link
 from ir.errors import InputError
 from ir.job import Job, Role
 from ir.known_models import KNOWN, known_config
@@ -24,7 +24,7 @@ from ir.systems import load_cluster
 from ir.workload import Speculation
 from search.optimum import fits, optimum
 from search.pareto import devices_of, front
-from search.skyline import beaten_by_few
+from search.skyline import beaten_by_few, staircase
 from space.build import default_space
 from space.enumerate import LegalSpace, enumerate_legal, legal_space
 
@@ -190,6 +190,25 @@ def test_what_is_left_out_is_beaten_by_as_many_as_asked_for(data: st.DataObject,
         assert better.sum() >= count
 
 
+@given(st.lists(st.tuples(*[st.integers(-2, 4)] * 4), min_size=1, max_size=60))
+def test_of_two_coordinates_only_what_none_beats_is_kept(values: list[tuple[int, int, int, int]]) -> None:
+    first, second, *groups = np.array(values).T
+    kept = staircase(first.astype(np.float64), second.astype(np.float64), *groups)
+    all_kept = beaten_by_few(np.stack([first, second], axis=1).astype(np.float64), *groups, count=1)
+    assert sorted(kept.tolist()) == sorted(all_kept.tolist())
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 3))
+def test_large_groups_are_compared_pair_by_pair(seed: int, count: int) -> None:
+    points = np.random.default_rng(seed).integers(0, 12, (120, 3)).astype(np.float64)
+    beats = (points[:, None] <= points[None]).all(axis=2) & (points[:, None] != points[None]).any(axis=2)
+    kept = beaten_by_few(points, count=count)
+    assert (beats.sum(axis=0)[kept] < count).all()
+    assert set(np.flatnonzero(beats.sum(axis=0) == 0)) <= {
+        int(row) for row in np.flatnonzero((points[:, None] == points[kept]).all(axis=2).any(axis=1))
+    }
+
+
 MEMORY = st.sampled_from([60, 70, 78, 90, 120, 200])
 
 
@@ -212,3 +231,70 @@ def test_the_best_plan_is_that_of_all_under_any_limits(
     found = optimum(legal, s)
     assert found.proved
     np.testing.assert_allclose(found.seconds, steps[:1, 0], rtol=1e-9)
+
+
+def two_groups(first: int, second: int, gib: int) -> Cluster:
+    """Two groups of a few devices each, the second's with less memory."""
+    groups = []
+    for i, (devices, memory) in enumerate(((first, 180), (second, gib))):
+        group = shrunk("dgx-a100", devices, memory * GIB).groups[0]
+        device = msgspec.structs.replace(group.device, name=f"{group.device.name}-{i}")
+        groups.append(msgspec.structs.replace(group, name=f"group{i}", device=device))
+    between = Link(latency_s=1e-5, bandwidth=2e10)
+    return msgspec.structs.replace(load_cluster("dgx-a100:8"), groups=tuple(groups), between=between)
+
+
+def free_steps(job: Job, cluster: Cluster, *free: str) -> tuple[LegalSpace, Setup, np.ndarray]:
+    """A space in which only some axes are free, and the steps of all its plans that fit."""
+    setting = setting_of(job, cluster)
+    legal = legal_space(default_space(setting, build.pinned(setting, *free)), setting)
+    s = setup(job, cluster)
+    return legal, s, all_steps(legal, s)
+
+
+def assert_best(legal: LegalSpace, s: Setup, steps: np.ndarray) -> None:
+    """The best plans of a space are the first of `steps`."""
+    if len(steps) == 0:
+        with pytest.raises(InputError, match="fits in memory"):
+            optimum(legal, s)
+        return
+    for count in (1, 3):
+        found = optimum(legal, s, count=count)
+        assert found.proved
+        np.testing.assert_allclose(found.seconds, steps[:count, 0], rtol=1e-9)
+
+
+@settings(max_examples=6, deadline=None)
+@given(MEMORY, st.sampled_from([3, 4, 5, (2, 4)]), st.sampled_from([0, 1]))
+def test_side_pools_keep_to_an_exact_number_of_devices(
+    gib: int, devices: int | tuple[int, ...], staleness: int
+) -> None:
+    job = ppo(SMALL, SMALL, max_staleness=staleness, devices=devices)
+    free = ("place.", "devices.", "sync", "sharing.", "update_critic.tp", "update_critic.off")
+    legal, s, steps = free_steps(job, shrunk("dgx-a100", 5, gib * GIB), *free)
+    assert set(steps[:, 1]) <= set(devices if isinstance(devices, tuple) else (devices,))
+    assert_best(legal, s, steps)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from([20, 40, 80]), st.integers(1, 3), st.integers(1, 3), st.sampled_from([0, 1]))
+def test_the_best_plan_over_groups_of_devices_is_that_of_all(gib: int, first: int, second: int, staleness: int) -> None:
+    job = grpo(SMALL, max_staleness=staleness)
+    free = ("place.", "group.", "devices.", "sync", "staleness", "generate.tp", "update_actor.off", "update_actor.zero")
+    assert_best(*free_steps(job, two_groups(first, second, gib), *free))
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.sampled_from([24, 30, 40, 80]), st.sampled_from([0, 1]))
+def test_several_side_pools_of_several_sections_are_laid_out_best(gib: int, staleness: int) -> None:
+    job = ppo(SMALL, SMALL, max_staleness=staleness)
+    free = (
+        "place.",
+        "devices.",
+        "values.tp",
+        "update_critic.tp",
+        "update_critic.off",
+        "update_critic.rec",
+        "reward.off",
+    )
+    assert_best(*free_steps(job, shrunk("dgx-a100", 4, gib * GIB), *free))
