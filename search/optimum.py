@@ -35,7 +35,7 @@ MOST_WORK = 100_000_000
 """Partial plans after which the search gives up the proof."""
 
 SLACK = 1.5
-"""A first guess over what the busiest pool of any plan takes at least; the best of large spaces take 1.1 to 1.5."""
+"""A first guess over what the busiest pool of any plan takes at least."""
 
 RAISES = tuple(float(1.4**i) for i in (0, 1, 2, 4, 8))
 """What a guess that was too low is multiplied by, before there is none any more."""
