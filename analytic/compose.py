@@ -112,18 +112,3 @@ def _named(found: tuple[Cycle, ...], terms: _Terms, staleness: NDArray[np.int64]
         seconds = total / (steps + per_staleness * staleness if per_staleness else steps)
         result[name] = np.maximum(result[name], seconds) if name in result else np.asarray(seconds)
     return result
-
-
-def handed_over_seconds(*, generate: float, train: float, sync: float, pieces: int, ahead: float) -> float:
-    """Period of two pools that hand over `pieces` mini-batches a step, generation at most `ahead` steps, or a part of
-    one, before training: the closed form of what `cycles` gives for whole numbers.
-
-    Args:
-        generate: Seconds a step's samples take; with the drain where engines stop at each version.
-        train: Seconds of a step's training, all mini-batches.
-        sync: Seconds to bring the weights to the engines.
-        pieces: Mini-batches of a step.
-        ahead: Bound on staleness in steps.
-    """
-    circuit = sync + max(generate / pieces + train, generate + train / pieces)
-    return max(train + sync, generate, circuit / (1.0 + ahead))

@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 from analytic.estimate import Estimate, concatenate, estimate
 from analytic.memory import Memory
 from analytic.setup import Setup
-from ir.batch import COLUMNS, FLAGS, PlanBatch, batch_of
+from ir.batch import COLUMNS, FLAGS, PlanBatch
 from ir.errors import InputError
 from ir.lower import lower
-from ir.plan import Plan
 from search.branch import Branch
 from search.families import Record, Roots
 from search.fronts import ROUNDING
 from search.tables import Tables
 from search.work import OutOfWorkError, Work
-from space.axes import Space
 from space.enumerate import LegalSpace
 
 Float = NDArray[np.float64]
@@ -223,15 +221,6 @@ def _guess(tables: Tables) -> float:
         return SLACK * min(tables.floor(family) for family in tables.families)
     except OutOfWorkError:
         return np.inf
-
-
-def is_in(space: Space, plan: Plan) -> bool:
-    """Whether a space holds a plan."""
-    try:
-        space.encode(batch_of([plan]))
-    except InputError:
-        return False
-    return True
 
 
 def ranking(s: Setup, priced: Estimate) -> NDArray[np.intp]:

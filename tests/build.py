@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ir.batch import REMOVED_BY
 from ir.cluster import Cluster, CollectivePoint, Device, Group, Host, Level, MatmulPoint
 from ir.job import (
@@ -228,4 +230,11 @@ def cluster(*, devices: int = 2, memory_bytes: int = 8 << 30) -> Cluster:
         ),
         call_s=1e-3,
         process_start_s=5.0,
+    )
+
+
+def changed(plan: Plan, **sections: dict[str, Any]) -> Plan:
+    """The plan with other fields in some sections."""
+    return msgspec.structs.replace(
+        plan, **{name: msgspec.structs.replace(getattr(plan, name), **fields) for name, fields in sections.items()}
     )

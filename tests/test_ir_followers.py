@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
+from build import changed
 from test_examples import FOLDER
 
 from ir.backend import Backend, Follower
@@ -35,13 +35,6 @@ ONE_ENGINE = Backend(
 )
 SETTING = setting_of(JOB, CLUSTER, ONE_ENGINE)
 PLAN = presets(setting_of(JOB, CLUSTER))["verl-colocated"]
-
-
-def changed(plan: Plan, **sections: dict[str, object]) -> Plan:
-    """The plan with other fields in some sections."""
-    return msgspec.structs.replace(
-        plan, **{name: msgspec.structs.replace(getattr(plan, name), **fields) for name, fields in sections.items()}
-    )
 
 
 def test_a_plan_that_matches_is_legal_and_stays_as_it_is():

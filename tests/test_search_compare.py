@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from build import changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_examples import FOLDER
@@ -12,7 +13,6 @@ from analytic.estimate import estimate
 from ir.backends import backend
 from ir.batch import batch_of
 from ir.job import load_job
-from ir.plan import Plan
 from ir.rules import check, setting_of
 from ir.systems import load_cluster
 from search.compare import compare, comparison_text
@@ -23,13 +23,6 @@ JOB = load_job(FOLDER / "ppo-70b" / "job.toml")
 CLUSTER = load_cluster("alps-gh200:64")
 SETTING = setting_of(JOB, CLUSTER)
 PRESETS = presets(SETTING)
-
-
-def changed(plan: Plan, **sections: dict[str, object]) -> Plan:
-    """The plan with other fields in some sections."""
-    return msgspec.structs.replace(
-        plan, **{name: msgspec.structs.replace(getattr(plan, name), **fields) for name, fields in sections.items()}
-    )
 
 
 def test_a_plan_and_itself():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
+from build import changed
 from test_examples import FOLDER
 
 from analytic.estimate import estimate
 from ir.batch import batch_of
 from ir.job import load_job
-from ir.plan import Plan
 from ir.rules import check, setting_of
 from ir.systems import load_cluster
 from search.repair import misfit, misfit_text
@@ -21,13 +20,6 @@ JOB = load_job(FOLDER / "grpo-qwen2.5-7b" / "job.toml")
 SETTING = setting_of(JOB, CLUSTER)
 SPACE = default_space(SETTING)
 PRESETS = presets(SETTING)
-
-
-def changed(plan: Plan, **sections: dict[str, object]) -> Plan:
-    """The plan with other fields in some sections."""
-    return msgspec.structs.replace(
-        plan, **{name: msgspec.structs.replace(getattr(plan, name), **fields) for name, fields in sections.items()}
-    )
 
 
 def test_a_plan_that_fits_needs_no_cure() -> None:

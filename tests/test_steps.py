@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from analytic.bounds import bounds
-from analytic.compose import cycles, handed_over_seconds
+from analytic.compose import cycles
 from analytic.costs import KINDS
 from analytic.estimate import estimate
 from analytic.fit import machine_of, setup
@@ -106,6 +106,21 @@ def test_every_method_of_a_large_model_takes_seconds() -> None:
     assert (seconds >= steps().sync.pause_s).all()
     assert (seconds[:-1] < 1.2).all()
     assert seconds[-1] == pytest.approx(steps().sync.pause_s + steps().sync.wake_s, rel=0.1)
+
+
+def handed_over_seconds(*, generate: float, train: float, sync: float, pieces: int, ahead: float) -> float:
+    """Period of two pools that hand over `pieces` mini-batches a step, generation at most `ahead` steps, or a part of
+    one, before training: the closed form of what `cycles` gives for whole numbers.
+
+    Args:
+        generate: Seconds a step's samples take; with the drain where engines stop at each version.
+        train: Seconds of a step's training, all mini-batches.
+        sync: Seconds to bring the weights to the engines.
+        pieces: Mini-batches of a step.
+        ahead: Bound on staleness in steps.
+    """
+    circuit = sync + max(generate / pieces + train, generate + train / pieces)
+    return max(train + sync, generate, circuit / (1.0 + ahead))
 
 
 def test_the_published_curve_of_staleness() -> None:
