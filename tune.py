@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from space.axes import Space
     from traces.rundir import RunDirectory
 
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
 
 
@@ -54,82 +56,105 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tune.py", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for group in (_running, _planning_commands, _production, _records):
+        group(commands)
+    return parser
 
-    def command(run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(run.__name__.rstrip("_"), help=help, description=help)
-        sub.set_defaults(command=run)
-        return sub
 
-    def budget(sub: argparse.ArgumentParser, trials: int, text: str) -> None:
-        sub.add_argument("--trials", type=int, default=trials, metavar="N", help=f"{text} ({trials})")
-        sub.add_argument("--seconds", type=float, default=170.0, metavar="S", help="time that they may take (170)")
-        sub.add_argument("--steps", type=int, default=4, metavar="N", help="measured RL steps of a real run (4)")
-        sub.add_argument(
-            "--final-steps",
-            type=int,
-            default=60,
-            metavar="N",
-            help="RL steps of the best plan at the end (60)",
-        )
-
-    def job(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        sub.add_argument("job", type=Path, help="job.toml")
-        return sub
-
-    def cluster(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        text = "cluster.toml, or a known system and its devices, as in dgx-h100:64 (this machine, measured)"
-        sub.add_argument("--cluster", metavar="CLUSTER", help=text)
-        return sub
-
-    def kept_to(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        sub.add_argument("--backend", metavar="NAME", help="only plans that it runs: local, megatron, verl, ...")
-        sub.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="pin an axis; repeatable")
-        return sub
-
-    search = cluster(job(command(search_, "find the best plan of a job with real runs, then run it")))
+def _running(commands: Commands) -> None:
+    search = _cluster_option(
+        _job(_command(commands, search_, "find the best plan of a job with real runs, then run it"))
+    )
     search.add_argument("--backend", metavar="NAME", help="plans for a framework, by the model: as in `predict`")
     search.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/NAME-TIME)")
-    budget(search, 20, "real runs at most")
-    resume = command(resume_, "go on with a search from its traces")
+    _budget(search, 20, "real runs at most")
+    resume = _command(commands, resume_, "go on with a search from its traces")
     resume.add_argument("run_dir", type=Path, help="run directory")
-    budget(resume, 8, "more real runs at most")
-    run = command(run_, "run a plan for real")
+    _budget(resume, 8, "more real runs at most")
+    run = _command(commands, run_, "run a plan for real")
     run.add_argument("plan", type=Path, help="plan.toml")
-    job(run).add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
-    predict = kept_to(cluster(job(command(predict_, "rank the space by the model alone, without real runs"))))
+    _job(run).add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
+
+
+def _planning_commands(commands: Commands) -> None:
+    predict = _kept_to(
+        _cluster_option(_job(_command(commands, predict_, "rank the space by the model alone, without real runs")))
+    )
     predict.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (10)")
     predict.add_argument("--json", action="store_true", help="print predictions in full, for machines")
     predict.add_argument("--out", type=Path, metavar="FILE", help="write the best as plan.toml")
-    kept_to(cluster(job(command(space_, "print the axes of a job's plans, and how many plans are legal"))))
-    describe = cluster(job(command(describe_, "draw a plan's step: a tree, and an SVG file")))
+    _kept_to(
+        _cluster_option(
+            _job(_command(commands, space_, "print the axes of a job's plans, and how many plans are legal"))
+        )
+    )
+    describe = _cluster_option(_job(_command(commands, describe_, "draw a plan's step: a tree, and an SVG file")))
     describe.add_argument("--plan", metavar="PLAN", help="plan.toml or the name of a preset (the first that is legal)")
     describe.add_argument("--out", type=Path, metavar="FILE", help="the SVG (NAME.svg)")
     describe.add_argument("--mermaid", action="store_true", help="print Mermaid in place of the tree")
-    export = command(export_, "write a plan as the configuration of a framework")
+
+
+def _production(commands: Commands) -> None:
+    export = _command(commands, export_, "write a plan as the configuration of a framework")
     export.add_argument("plan", help="plan.toml, a folder of a search or an import, or the name of a preset")
     export.add_argument("--to", action="append", required=True, metavar="NAME", help="framework; repeatable")
     export.add_argument("--job", type=Path, metavar="JOB", help="job.toml (the one beside the plan)")
-    cluster(export).add_argument("--out", type=Path, metavar="DIR", help="folder (export, beside the plan)")
-    import_ = command(import__, "turn a framework's configuration into a job, a plan and a cluster")
+    _cluster_option(export).add_argument("--out", type=Path, metavar="DIR", help="folder (export, beside the plan)")
+    import_ = _command(commands, import__, "turn a framework's configuration into a job, a plan and a cluster")
     import_.add_argument("config", type=Path, help="launch script, list of arguments, or YAML file")
     import_.add_argument("--from", dest="framework", required=True, metavar="NAME", help="framework it is for")
     text = "a known system; its number of devices is the configuration's (dgx-h100)"
     import_.add_argument("--system", default="dgx-h100", metavar="NAME", help=text)
     import_.add_argument("--out", type=Path, metavar="DIR", help="folder (named as the configuration)")
-    compare = kept_to(cluster(job(command(compare_, "say what differs between two plans, and what it gains"))))
+    compare = _kept_to(
+        _cluster_option(_job(_command(commands, compare_, "say what differs between two plans, and what it gains")))
+    )
     compare.add_argument("plan", metavar="PLAN_A", help="plan.toml or the name of a preset")
     compare.add_argument(
         "other", metavar="PLAN_B", nargs="?", help="(the best on as many devices, in the same precision)"
     )
     compare.add_argument("--out", type=Path, metavar="FILE", help="write the second as plan.toml")
-    calibrate = command(calibrate_, "measure this machine anew")
+
+
+def _records(commands: Commands) -> None:
+    calibrate = _command(commands, calibrate_, "measure this machine anew")
     calibrate.add_argument(
         "--from", dest="run_dir", type=Path, metavar="RUN_DIR", help="learn from its real runs instead"
     )
     calibrate.add_argument("--out", type=Path, metavar="FILE", help="write the cluster.toml here too")
-    show = command(show_, "print what a run directory holds")
+    show = _command(commands, show_, "print what a run directory holds")
     show.add_argument("run_dir", type=Path, help="run directory")
-    return parser
+
+
+def _command(commands: Commands, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
+    sub = commands.add_parser(run.__name__.rstrip("_"), help=help, description=help)
+    sub.set_defaults(command=run)
+    return sub
+
+
+def _budget(sub: argparse.ArgumentParser, trials: int, text: str) -> None:
+    sub.add_argument("--trials", type=int, default=trials, metavar="N", help=f"{text} ({trials})")
+    sub.add_argument("--seconds", type=float, default=170.0, metavar="S", help="time that they may take (170)")
+    sub.add_argument("--steps", type=int, default=4, metavar="N", help="measured RL steps of a real run (4)")
+    text = "RL steps of the best plan at the end (60)"
+    sub.add_argument("--final-steps", type=int, default=60, metavar="N", help=text)
+
+
+def _job(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    sub.add_argument("job", type=Path, help="job.toml")
+    return sub
+
+
+def _cluster_option(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    text = "cluster.toml, or a known system and its devices, as in dgx-h100:64 (this machine, measured)"
+    sub.add_argument("--cluster", metavar="CLUSTER", help=text)
+    return sub
+
+
+def _kept_to(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    sub.add_argument("--backend", metavar="NAME", help="only plans that it runs: local, megatron, verl, ...")
+    sub.add_argument("--fix", action="append", default=[], metavar="AXIS=VALUE", help="pin an axis; repeatable")
+    return sub
 
 
 # Commands
@@ -386,6 +411,7 @@ def show_(options: argparse.Namespace) -> int:
 
 def _plan_for(job: Job, directory: RunDirectory, options: argparse.Namespace) -> int:
     """The best plan for a framework, by the model: this machine does not run that framework."""
+    from executor.export.exporters import EXPORTERS
     from ir.backends import backend
     from search.report import ranking_text, space_text, speedup_text
     from search.survey import survey
@@ -398,8 +424,9 @@ def _plan_for(job: Job, directory: RunDirectory, options: argparse.Namespace) ->
         return 1
     directory.create(job, cluster)
     directory.write_best(found.legal.batch.plan(rows[0]))
-    print(f"\nby the model alone, for only {asked.name} itself can measure its plans; hand it over with:")
-    print(f"  python tune.py export {directory.path} --to {asked.name}")
+    print(f"\nby the model alone, for only {asked.name} itself can measure its plans; written to {directory.path}")
+    if asked.name in EXPORTERS:
+        print(f"hand it over with: python tune.py export {directory.path} --to {asked.name}")
     return 0
 
 
