@@ -80,7 +80,7 @@ def _planning_commands(commands: Commands) -> None:
     predict = _kept_to(
         _cluster_option(_job(_command(commands, predict_, "rank the space by the model alone, without real runs")))
     )
-    predict.add_argument("--top", type=int, default=10, metavar="N", help="plans shown (10)")
+    predict.add_argument("--top", type=int, metavar="N", help="plans shown (10; of a Pareto front all)")
     predict.add_argument("--json", action="store_true", help="print predictions in full, for machines")
     predict.add_argument("--out", type=Path, metavar="FILE", help="write the best as plan.toml")
     _kept_to(
@@ -206,18 +206,19 @@ def predict_(options: argparse.Namespace) -> int:
     """Rank by the model."""
     from ir.documents import write_document
     from search.prediction import prediction_text, predictions
-    from search.report import ranking_text, space_text, speedup_text
-    from search.survey import survey
+    from search.report import best_text, space_text, speedup_text
+    from search.survey import DESIGNS, survey
 
     job, cluster, backend, fix = _planning(options)
-    found = survey(job, cluster, backend=backend, fix=fix)
-    plans = [found.legal.batch.plan(row) for row in found.ranking(options.top)]
+    found = survey(job, cluster, backend=backend, fix=fix, designs=options.top or DESIGNS)
+    count = options.top or (len(found.legal.batch) if job.document.objective == "pareto" else DESIGNS)
+    plans = [found.legal.batch.plan(row) for row in found.ranking(count)]
     if options.json:
         import json
 
         print(json.dumps([told.as_data() for told in predictions(job, plans, cluster)], indent=1))
     else:
-        print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found, options.top)}\n{speedup_text(found)}")
+        print(f"{space_text(found)}\n\n{best_text(found, count)}\n{speedup_text(found)}")
         lines = _misfits(job, cluster, found.presets, found.space, found.setting)
         told = [f"#1: {prediction_text(best)}" for best in predictions(job, plans[:1], cluster)]
         print("\n".join([*lines, "", *told]))
@@ -413,12 +414,12 @@ def _plan_for(job: Job, directory: RunDirectory, options: argparse.Namespace) ->
     """The best plan for a framework, by the model: this machine does not run that framework."""
     from executor.export.exporters import EXPORTERS
     from ir.backends import backend
-    from search.report import ranking_text, space_text, speedup_text
+    from search.report import best_text, space_text, speedup_text
     from search.survey import survey
 
     asked, cluster = backend(options.backend), _cluster(options.cluster) or _measured_cluster()
     found = survey(job, cluster, backend=asked)
-    print(f"{space_text(found)}\n\nthe model's best:\n{ranking_text(found)}\n{speedup_text(found)}")
+    print(f"{space_text(found)}\n\n{best_text(found)}\n{speedup_text(found)}")
     rows = found.ranking(1)
     if not rows:
         return 1
@@ -434,14 +435,14 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     from executor.evaluate import RealRuns
     from ir.backends import backend
     from search.problem import Budget
-    from search.report import ranking_text, space_text
+    from search.report import best_text, space_text
     from search.survey import survey
     from search.tuning import conclude, search
     from traces.store import read_trials
 
     found = survey(job, session.cluster, backend=backend("local"))
     print(space_text(found))
-    print(f"\nthe model's ten best:\n{ranking_text(found)}\n")
+    print(f"\n{best_text(found)}\n")
     past = read_trials(directory.path)
     spent = sum((trial.ended_at - trial.started_at).total_seconds() for trial in past)
     budget = Budget(

@@ -54,6 +54,20 @@ def cycles(
     }
 
 
+def occurrences(rpeg: Rpeg) -> dict[str, tuple[float, ...]]:
+    """How often the busy seconds of each stage, by its key, count in each cycle: stages that occur alike may be taken
+    together, for only their sum is seen. Generation's latency is not counted."""
+    workload = rpeg.job.workload
+    parts = {"busy": 1.0, "last": 1.0 / workload.prompts_per_step, "end": 1.0 / workload.minibatches}
+    found: dict[str, tuple[float, ...]] = {}
+    circuits = [
+        cycle for pieces in (False, workload.minibatches > 1) for cycle in cycles_of(shape_of(rpeg, pieces=pieces))
+    ]
+    for i, stage in enumerate(rpeg.stages):
+        found[stage.key] = tuple(sum(parts.get(what, 0.0) for what, at in c.times if at == i) for c in circuits)
+    return found
+
+
 class _Terms:
     """Seconds of every term, each computed once."""
 

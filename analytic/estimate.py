@@ -9,7 +9,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,17 @@ class Estimate:
     def step_seconds(self) -> Float:
         """float64[n]."""
         return self.compose(self.stage_seconds, np.arange(len(self.batch)))
+
+    def take(self, rows: Rows | NDArray[np.bool_]) -> Estimate:
+        """Of some plans."""
+        return replace(
+            self,
+            batch=self.batch.take(rows),
+            stage_seconds=self.stage_seconds[rows],
+            latency_ratio=self.latency_ratio[rows],
+            memory=self.memory.take(rows),
+            structure=self.structure[rows],
+        )
 
     def compose(self, stage_seconds: Float, rows: Rows) -> Float:
         """Step seconds float64[..., m] from stage seconds float64[..., m, stages] of the plans `rows` intp[m]:

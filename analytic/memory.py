@@ -42,6 +42,16 @@ class Memory:
         """Largest over the pools."""
         return largest(self.pools.values())
 
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Memory:
+        """Of some plans."""
+
+        def taken(sizes: Mapping[str, Float]) -> dict[str, Float]:
+            return {name: size[rows] for name, size in sizes.items()}
+
+        return Memory(
+            pools=taken(self.pools), fill=self.fill[rows], terms=taken(self.terms), expected=taken(self.expected)
+        )
+
     @staticmethod
     def concatenate(parts: Sequence[Memory]) -> Memory:
         """Of consecutive blocks of plans."""

@@ -32,7 +32,7 @@ def best_against(
     """
     limits = msgspec.structs.replace(job.limits, devices=None, max_devices=plan.num_devices)
     fixed = {**_formats(plan), **(fix or {})}
-    found = survey(with_limits(job, limits), cluster, backend=backend, fix=fixed, known=[plan])
+    found = survey(with_limits(job, limits), cluster, backend=backend, fix=fixed, known=[plan], designs=1)
     rows = found.ranking(1)
     if not rows:
         raise InputError("job", f"must have a plan that fits on {plan.num_devices} devices", "none")

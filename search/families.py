@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.estimate import STREAMED
-from ir.batch import HOME, PlanBatch
+from ir.batch import HOME
 from ir.graph import Op
 from search.layouts import SENT
 from search.sides import Side
@@ -23,21 +22,14 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
-class Record(Protocol):
-    """What is known: plans that were priced, and which others would be news."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Within:
+    """What plans may use."""
 
-    @property
-    def most(self) -> float:
-        """Seconds that no news may reach."""
-        ...
-
-    def limit(self, devices: Int, staleness: Int) -> Float:
-        """Below how many seconds a step must be to be news, given the devices and staleness, float64[n]."""
-        ...
-
-    def add(self, batch: PlanBatch, bounds: Float) -> None:
-        """Price whole plans, whose steps were expected to take `bounds` seconds."""
-        ...
+    devices: int
+    staleness: int
+    memory: float = 1.0
+    """Share of a device's."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -207,9 +207,10 @@ def _fastest(table: SectionTable, is_moe: bool) -> Int:
     return code
 
 
-def room_of(s: Setup) -> Float:
-    """Bytes that a plan may take of a device of each group, what every worker needs left out."""
-    margin = 1.0 - s.job.limits.memory_margin
+def room_of(s: Setup, most: float = 1.0) -> Float:
+    """Bytes that a plan may take of a device of each group, or less if it may take `most` of the memory, what every
+    worker needs left out."""
+    margin = min(1.0 - s.job.limits.memory_margin, most)
     room = [m.device.memory_bytes * margin - m.device.base_memory_bytes for m in s.machines]
     # A byte's rounding is no reason to leave a layout out: whole plans are judged again.
     return np.array(room) + 1.0

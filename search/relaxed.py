@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.compose import occurrences
 from analytic.memory import TRAINED_BY
 from ir.graph import Op
 from search.fronts import OPEN
 from search.options import distinct
+from search.records import most
 from search.rooted import Block, Rooted
 from search.skyline import beaten_by_few
 
@@ -44,7 +47,7 @@ class Relaxed(Rooted):
 
     def _price_room(self) -> None:
         """Set prices of a byte, by what is known."""
-        known = self.record.most
+        known = most(self.record, self.family)
         if np.isfinite(known):
             self._prices = np.outer(known / self._room, 2.0 ** np.arange(*PRICES))
 
@@ -109,6 +112,22 @@ class Relaxed(Rooted):
         picks = block.picks[:, self.sections.index(update)]
         return np.where(picks >= 0, self._front(update, False).made.degrees[picks], OPEN)
 
+    @cached_property
+    def _alike(self) -> dict[int, list[tuple[list[int], Float]]]:
+        """Columns of the sections of each rank and how often each counts, those together of which only the sum does."""
+        graph, found = self.example.structures[0], dict[int, dict[tuple[float, ...], list[Op]]]()
+        counts = occurrences(graph)
+        for op in self.sections:
+            stage = next(stage for stage in graph.stages if op in stage.ops and op not in stage.riders)
+            found.setdefault(self._rank[op], {}).setdefault(counts[stage.key], []).append(op)
+        return {
+            rank: [
+                ([self._column[op] for op in ops], np.array([self.family.times(op) for op in ops]))
+                for ops in alike.values()
+            ]
+            for rank, alike in found.items()
+        }
+
     def _unbeaten(self, block: Block, op: Op) -> Block:
         """Those that no other beats, once all sections of the pools up to that of `op` have layouts: their seconds are
         all that later sections and other pools see of them."""
@@ -116,9 +135,7 @@ class Relaxed(Rooted):
         now, following = self._rank[op], self.sections[at + 1 : at + 2]
         if len(block) < 2 or (following and self._rank[following[0]] == now):
             return block
-        members = [other for other in self.sections if self._rank[other] == now]
-        columns = [self._column[other] for other in members]
-        seconds = block.parts[:, columns, 0]
+        seconds = np.column_stack([block.parts[:, columns, 0] @ times for columns, times in self._alike[now]])
         if now == 0:
             groups = [block.root]
             seconds = np.column_stack([seconds, block.parts[:, self._column[Op.GENERATE], 1], block.sync])

@@ -10,9 +10,10 @@ import numpy as np
 from analytic.device import fit_error, roofline_of
 from ir.cluster import Cluster
 from ir.plan import Plan
+from search import pareto
 from search.confidence import Confidence, leave_one_out
 from search.runs import locate
-from search.survey import Survey
+from search.survey import DESIGNS, Survey
 from traces.schema import Trial, TrialState
 from traces.store import objective
 
@@ -30,6 +31,14 @@ SHORT = {
     "sync_weights": "sync",
 }
 """Stage names in tables."""
+
+PROVED = {
+    "step_time": "none of the others is faster",
+    "cost_per_step": "none of the others is cheaper",
+    "cost_per_sample": "none of the others is cheaper",
+    "pareto": f"none is {pareto.MATTERS:.0%} faster with as few devices and as little staleness and memory",
+}
+"""What is proved of the best, by the job's objective."""
 
 
 def cluster_text(cluster: Cluster) -> str:
@@ -49,7 +58,7 @@ def cluster_text(cluster: Cluster) -> str:
 def space_text(survey: Survey) -> str:
     """How large the space is and what it will be compared with."""
     priced, fit = len(survey.legal.batch), int(survey.fits.sum())
-    proof = " (proved: none of the others is faster)" if survey.is_proved else ""
+    proof = f" (proved: {PROVED[survey.job.document.objective]})" if survey.is_proved else ""
     which = "all priced" if survey.is_whole else f"{priced:,} of them priced{proof}"
     most = "at most " if survey.setting.is_coupled and not survey.is_whole else ""
     lines = [
@@ -81,11 +90,30 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
-def ranking_text(survey: Survey, count: int = 10) -> str:
-    """The fastest plans by the model, with what their step is made of."""
-    rows = survey.ranking(count)
+def best_text(survey: Survey, count: int = DESIGNS) -> str:
+    """The best plans by the model, how they differ and how many are proved, and what their steps are made of."""
+    if survey.job.document.objective == "pareto":
+        head = "the model's front of step time, devices, staleness and memory:"
+    elif survey.is_whole:
+        head = "the model's best, those first that differ in what shares devices or in staleness:"
+    else:
+        proved = f"; {survey.num_proved} proved" if survey.num_proved else ""
+        head = f"the model's best of each design (what shares devices, and staleness{proved}), and others:"
+    return f"{head}\n{_ranking_text(survey, count)}"
+
+
+def _ranking_text(survey: Survey, count: int) -> str:
+    rows, used = survey.ranking(count), pareto.devices_of(survey.estimate.batch)
     stages = [i for i in range(len(survey.estimate.stages)) if survey.estimate.stage_seconds[rows, i].any()]
-    header = ["#", "step s", *(SHORT[survey.estimate.stages[i]] for i in stages), "memory", "bound by", "plan"]
+    header = [
+        "#",
+        "step s",
+        *(SHORT[survey.estimate.stages[i]] for i in stages),
+        "devices",
+        "memory",
+        "bound by",
+        "plan",
+    ]
     table = [header]
     for place, row in enumerate(rows, start=1):
         seconds = survey.estimate.stage_seconds[row]
@@ -94,6 +122,7 @@ def ranking_text(survey: Survey, count: int = 10) -> str:
                 str(place),
                 f"{survey.step_seconds[row]:.3f}",
                 *(f"{seconds[i]:.3f}" if seconds[i] else "-" for i in stages),
+                str(used[row]),
                 f"{survey.estimate.memory.fill[row]:.0%}",
                 survey.bound_by(row),
                 survey.legal.batch.plan(row).describe(),

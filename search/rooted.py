@@ -14,10 +14,11 @@ from analytic.scales import scales_at
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch
 from ir.graph import Op
-from search.families import Ends, Family, Record, Roots
+from search.families import Ends, Family, Roots
 from search.fronts import ROUNDING, SectionFronts
 from search.layouts import SENT, room_of
 from search.options import Options, distinct
+from search.records import Reached, Record
 from search.skyline import beaten_by_few
 from search.tables import Tables
 from space.tables import KEYS
@@ -119,7 +120,7 @@ class Rooted:
     @cached_property
     def _room(self) -> Float:
         """Bytes that a plan may take of a device of each pool."""
-        return room_of(self.tables.setup)[[group for _, group in self.family.case.pools]]
+        return room_of(self.tables.setup, self.tables.within.memory)[[group for _, group in self.family.case.pools]]
 
     def _front(self, op: Op, apart: bool) -> SectionFronts:
         return self.tables.front(op, apart=apart, adapter=self.family.is_adapter)
@@ -143,7 +144,8 @@ class Rooted:
 
     def _limit(self, block: Block) -> Float:
         """Seconds that no step may reach."""
-        return self.record.limit(block.sizes.sum(axis=1), self.roots.staleness[block.root]) * (1.0 - ROUNDING / 10.0)
+        reached = Reached(family=self.family, sizes=block.sizes, staleness=self.roots.staleness[block.root])
+        return self.record.limit(reached) * (1.0 - ROUNDING / 10.0)
 
     def _span(self, block: Block, op: Op) -> None:
         """Make a section's options ready where the size of its pool is known, and find each root's."""

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.bounds import devices_of_group
 from analytic.estimate import MODEL_VERSION, Estimate, estimate, estimate_blocks
 from analytic.fit import setup
-from analytic.money import HOUR_S, price_per_step
+from analytic.money import HOUR_S
 from analytic.setup import Setup
 from ir.backend import Backend
 from ir.batch import PlanBatch, batch_of, concatenate
 from ir.cluster import Cluster
 from ir.errors import InputError
-from ir.job import Job, with_limits
+from ir.job import Job
 from ir.plan import Plan
 from ir.rules import Setting, setting_of
 from ir.rules import legal as is_legal
+from search.cheapest import cheapest
+from search.designs import leaders
 from search.matched import matched
 from search.nearest import adapted
-from search.optimum import MOST_WORK, Optimum, fits, optimum, ranking
+from search.optimum import optimum
+from search.pareto import devices_of, first_under, front, limits_of, points_of
+from search.prices import price_per_hour
 from search.problem import Candidates
+from search.records import fits
 from search.relevance import plan_keys, relevance_from
 from space.axes import Space
 from space.build import default_space
@@ -38,6 +41,9 @@ __all__ = ["MODEL_VERSION", "Survey", "survey"]
 
 LISTED = 300_000
 """Legal plans up to which all are listed and priced; of a larger space, the best with those around it."""
+
+DESIGNS = 10
+"""Of a large space, those whose best plan is found."""
 
 AROUND = 6
 """Plans whose neighbours are priced too."""
@@ -52,8 +58,9 @@ class Survey:
     setting: Setting
     num_legal: int
     """Legal plans of the whole space; at most so many where the backend runs several sections on one engine."""
-    is_proved: bool
-    """Whether the model has no faster plan, that fits, in the whole space than the fastest of those priced."""
+    num_proved: int
+    """Of how many designs the best plan is proved, the best ones first; for money 1 if the cheapest is, for a Pareto
+    front see `search.pareto.Front.proved`."""
     legal: LegalPlans
     """Those that are priced."""
     estimate: Estimate
@@ -62,6 +69,12 @@ class Survey:
     def space(self) -> Space:
         """The axes."""
         return self.legal.space
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether no plan of the whole space that fits is better, by the model and the job's objective, than the best
+        of those priced."""
+        return self.num_proved > 0
 
     @property
     def is_whole(self) -> bool:
@@ -96,17 +109,7 @@ class Survey:
     @cached_property
     def fits(self) -> NDArray[np.bool_]:
         """Whether the model says a plan fits, in memory and in the job's price, bool[n]."""
-        fits = self.estimate.memory.fill <= 1.0 - self.job.limits.memory_margin
-        most = self.job.limits.max_price_per_hour
-        return np.asarray(fits if most is None else fits & (self._price_per_hour <= most * (1 + 1e-9)))
-
-    @cached_property
-    def _price_per_hour(self) -> NDArray[np.float64]:
-        price = price_per_step(self.estimate.batch, self.cluster, np.full(len(self.estimate.batch), HOUR_S))
-        if price is None:
-            rule = "must be given for the job's objective or limits.max_price_per_hour"
-            raise InputError(f"cluster {self.cluster.name}: device.price_per_hour", rule)
-        return price
+        return fits(setup(self.job, self.cluster), self.estimate)
 
     @cached_property
     def objective(self) -> NDArray[np.float64]:
@@ -114,7 +117,7 @@ class Survey:
         many samples, so that the cost of a sample ranks them as that of a step does."""
         if self.job.document.objective in ("step_time", "pareto"):
             return self.step_seconds
-        return self.step_seconds * self._price_per_hour / HOUR_S
+        return self.step_seconds * price_per_hour(self.estimate.batch, self.cluster) / HOUR_S
 
     @cached_property
     def presets(self) -> dict[str, Plan]:
@@ -127,21 +130,20 @@ class Survey:
         return estimate(self.job, batch_of(list(self.presets.values())), self.cluster)
 
     def ranking(self, count: int) -> list[int]:
-        """The best plans that fit, best first by the job's objective; of plans that the model cannot tell apart, the
-        one with fewest devices, least staleness and least memory. For a Pareto front, only plans that no other beats
-        or equals in step seconds, devices and staleness."""
-        rounded = np.round(np.where(self.fits, self.objective, np.inf), 4)
-        staleness = self.estimate.batch["staleness"]
-        order = np.lexsort((self.estimate.memory.fill, staleness, self._devices, rounded))
-        order = order[self.fits[order]]
+        """The best plans that fit, best first by the job's objective: the best of each design, and others that the
+        model can tell apart if there are not enough; of plans that it cannot, the one with fewest devices, least
+        staleness and least memory. For a Pareto front, its plans, fastest first."""
         if self.job.document.objective == "pareto":
-            order = order[_first_of_front(self._devices[order], staleness[order])]
-        return _unlike(self.estimate, order, count)
-
-    @cached_property
-    def _devices(self) -> NDArray[np.int64]:
-        groups = range(len(self.cluster.groups))
-        return np.asarray(sum(devices_of_group(self.estimate.batch, group) for group in groups))
+            rows = np.flatnonzero(self.fits)
+            return list(rows[first_under(limits_of(self.setting), points_of(self.estimate)[rows])][:count].tolist())
+        rounded = np.round(np.where(self.fits, self.objective, np.inf), 4)
+        used = devices_of(self.estimate.batch)
+        order = np.lexsort((self.estimate.memory.fill, self.estimate.batch["staleness"], used, rounded))
+        order = order[self.fits[order]]
+        best = order[leaders(self.estimate.batch.take(order), rounded[order])][:count].tolist()
+        others = [row for row in _unlike(self.estimate, order, count + len(best)) if row not in best]
+        place = {row: i for i, row in enumerate(order.tolist())}
+        return sorted([*best, *others[: count - len(best)]], key=lambda row: place[row])
 
     def bound_by(self, row: int, measured: Mapping[str, float] | None = None) -> str:
         """The cycle that sets a plan's step time, by the model's stage seconds or by measured ones."""
@@ -160,6 +162,7 @@ def survey(
     backend: Backend | None = None,
     fix: Mapping[str, int] | None = None,
     known: Sequence[Plan] = (),
+    designs: int = DESIGNS,
 ) -> Survey:
     """Take the space apart and price it, whole if it is small enough.
 
@@ -169,6 +172,7 @@ def survey(
         backend: What must be able to run the plans; None for anything.
         fix: Columns of a plan that are given.
         known: Plans to start from too, whose values are worth considering.
+        designs: Of a large space, how many designs to find the best plan of, see `search.optimum.optimum`.
 
     Raises:
         InputError: the job has no lengths, or no plan is legal.
@@ -183,72 +187,62 @@ def survey(
     if legal.num_plans == 0:
         raise InputError("job", "must have a legal plan on this cluster", "none")
     if legal.num_plans <= LISTED:
-        batch, proved = enumerate_legal(space, setting).batch, True
+        batch, proved = enumerate_legal(space, setting).batch, designs
         priced = estimate_blocks(job, batch.take(np.flatnonzero(is_legal(batch, setting))), cluster)
     else:
-        priced, proved = _searched(legal, job, cluster, given)
+        priced, proved = _searched(legal, setup(job, cluster), given, designs)
         if setting.is_coupled:
-            priced, proved = _matched(legal, priced, setup(job, cluster), given, proved=proved)
+            priced, proved = _matched(legal, priced, setup(job, cluster), given, proved=proved > 0)
     plans = LegalPlans(space=space, levels=space.encode(priced.batch), batch=priced.batch)
     return Survey(
         job=job,
         cluster=cluster,
         setting=setting,
         num_legal=len(priced.batch) if legal.num_plans <= LISTED else legal.num_plans,
-        is_proved=proved,
+        num_proved=proved,
         legal=plans,
         estimate=priced,
     )
 
 
-def _first_of_front(devices: NDArray[np.int64], staleness: NDArray[np.int32]) -> NDArray[np.intp]:
-    """Rows, in order of their seconds, that use fewer devices or are less stale than every row before them."""
-    least: list[tuple[int, int]] = []
-    kept = []
-    for row, (used, age) in enumerate(zip(devices.tolist(), staleness.tolist(), strict=True)):
-        if not any(d <= used and a <= age for d, a in least):
-            least.append((used, age))
-            kept.append(row)
-    return np.array(kept, dtype=np.intp)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What a search by the model found."""
+
+    best: Estimate
+    priced: Estimate
+    num_proved: int
 
 
-def _parts(legal: LegalSpace) -> list[LegalSpace]:
-    """The space; for objectives that fewer devices may serve better, each number of devices that is asked for, or at
-    most all, half of them, a quarter, and so on."""
-    limits, setting = legal.setting.job.limits, legal.setting
-    if setting.job.document.objective == "step_time" or isinstance(limits.devices, int):
-        return [legal]
-    if limits.devices is not None:
-        wanted = [msgspec.structs.replace(limits, devices=count) for count in limits.devices]
+def _found(legal: LegalSpace, s: Setup, known: PlanBatch, designs: int) -> _Found:
+    """The best plans by the job's objective."""
+    objective = s.job.document.objective
+    if objective == "pareto":
+        whole = front(legal, s, known=known)
+        return _Found(best=whole.plans, priced=whole.priced, num_proved=int(whole.proved))
+    if objective == "step_time":
+        found = optimum(legal, s, count=designs, known=known)
     else:
-        most = limits.most_devices(setting.num_devices)
-        wanted = [msgspec.structs.replace(limits, max_devices=most >> i) for i in range(most.bit_length())]
-    return [legal_space(legal.space, replace(setting, job=with_limits(setting.job, limits))) for limits in wanted]
+        found = cheapest(legal, s, known=known)
+    return _Found(best=found.best, priced=found.priced, num_proved=found.num_proved)
 
 
-def _searched(legal: LegalSpace, job: Job, cluster: Cluster, given: PlanBatch) -> tuple[Estimate, bool]:
-    """The best plan with those priced on the way to it, presets, and neighbours of the best few; and whether it is
+def _searched(legal: LegalSpace, s: Setup, given: PlanBatch, designs: int) -> tuple[Estimate, int]:
+    """The best plans with those priced on the way to them, presets, and neighbours of the best few; and how many are
     proved the best."""
-    s, parts = setup(job, cluster), _parts(legal)
     named = batch_of(list(presets(legal.setting).values()))
     named = concatenate([given, named.take(np.flatnonzero(legal.space.holds(named)))])
-    found = [(part, best) for part in parts if (best := _best(part, s, named, MOST_WORK // len(parts)))]
-    if not found:
-        rule = "must have a plan that fits in memory on this cluster and is found in time"
-        raise InputError("job", rule, f"{legal.num_plans:,} legal ones")
-    around = [
-        neighbours_in(part, best.priced.batch.take(np.array([row])))
-        for part, best in found
-        for row in _unlike(best.priced, ranking(s, best.priced), max(AROUND // len(parts), 1))
-    ]
-    batch = concatenate([*(best.priced.batch for _, best in found), named, *around])
-    proved = job.document.objective == "step_time" and found[0][1].proved
-    return estimate_blocks(job, _distinct(legal, batch), cluster), proved
+    allowed = s.job.limits.allows(devices_of(named), legal.setting.num_devices)
+    found = _found(legal, s, named.take(np.flatnonzero(allowed)), designs)
+    rows = _unlike(found.best, np.arange(len(found.best.batch)), AROUND)
+    starts = [found.best.batch.take(np.array([row])) for row in rows]
+    batch = concatenate([found.best.batch, found.priced.batch, named, *(neighbours_in(legal, one) for one in starts)])
+    return estimate_blocks(s.job, _distinct(legal, batch), s.cluster), found.num_proved
 
 
-def _matched(legal: LegalSpace, found: Estimate, s: Setup, given: PlanBatch, *, proved: bool) -> tuple[Estimate, bool]:
-    """Plans for a backend that runs several sections on one engine, and whether the best is proved so: if it is as
-    fast as the best plan whose sections need not match."""
+def _matched(legal: LegalSpace, found: Estimate, s: Setup, given: PlanBatch, *, proved: bool) -> tuple[Estimate, int]:
+    """Plans for a backend that runs several sections on one engine, and 1 if the best is proved so: if it is as fast as
+    the best plan whose sections need not match."""
     order = np.lexsort((found.step_seconds, ~fits(s, found)))
     batch = matched(legal, s, found.batch.take(order), given)
     if not len(batch):
@@ -256,20 +250,8 @@ def _matched(legal: LegalSpace, found: Estimate, s: Setup, given: PlanBatch, *, 
         raise InputError("job", rule, "none that is near the best plans")
     priced = estimate_blocks(s.job, _distinct(legal, batch), s.cluster)
     least = np.where(fits(s, priced), priced.step_seconds, np.inf).min()
-    return priced, proved and bool(least <= found.step_seconds[order[0]] * (1 + 1e-9))
-
-
-def _best(legal: LegalSpace, s: Setup, named: PlanBatch, most_work: int) -> Optimum | None:
-    """The best plan of a space, or of some named ones if there is not work enough; None if none fits."""
-    if legal.num_plans == 0:
-        return None
-    limits, devices = legal.setting.job.limits, legal.setting.num_devices
-    used = np.array([named.plan(row).num_devices for row in range(len(named))], dtype=np.int64)
-    known = named.take(np.flatnonzero(limits.allows(used, devices)))
-    try:
-        return optimum(legal, s, known=known if len(known) else None, most_work=most_work)
-    except InputError:
-        return None
+    proved = proved and s.job.document.objective == "step_time"
+    return priced, int(proved and least <= found.step_seconds[order[0]] * (1 + 1e-9))
 
 
 def _unlike(found: Estimate, order: NDArray[np.intp], count: int) -> list[int]:

@@ -16,9 +16,10 @@ from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS
 from ir.graph import Op
-from search.families import Ends, Family, Record, Roots
+from search.families import Ends, Family, Roots, Within
 from search.fronts import SectionFronts
 from search.layouts import MOST_DEVICES, room_of
+from search.records import Reached, Record, most
 from search.sides import Side, rough_side, side_of
 from search.work import Work
 from space.enumerate import LegalSpace
@@ -37,9 +38,13 @@ class Tables:
 
     legal: LegalSpace
     setup: Setup
-    count: int
+    count: int = 1
+    by_memory: bool = False
+    """Whether plans are looked for that leave memory free."""
     work: Work = field(default_factory=lambda: Work(np.inf))
     """What the search may still do."""
+    within: Within
+    """What the plans that are looked for may use, of what the job allows; may change, for all else is bounds."""
     ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
@@ -47,7 +52,7 @@ class Tables:
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
-    _floors: dict[int, float] = field(default_factory=dict)
+    _floors: dict[tuple[int, int], float] = field(default_factory=dict)
     _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
@@ -131,7 +136,10 @@ class Tables:
         rough = self._sides[key]
         known = self._ready.get(key, rough) if largest else rough
         if (known.below < most and largest) or known.largest < largest:
-            room, count = float(room_of(self.setup)[group]), self.count if limits.devices is None else 0
+            room, count = (
+                float(room_of(self.setup)[group]),
+                0 if self.by_memory or limits.devices is not None else self.count,
+            )
             most, largest = max(most, known.below), max(largest, known.largest)
             known = side_of(rough, fronts, group, room, most=most, largest=largest, count=count)
             self._ready[key] = known
@@ -139,19 +147,20 @@ class Tables:
 
     def floor(self, family: Family) -> float:
         """Seconds for which some pool of any of a family's plans is busy at least."""
-        if id(family) not in self._floors:
+        key = (id(family), self.within.devices)
+        if key not in self._floors:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
             seconds = np.unique(np.concatenate(curves))
             seconds = seconds[np.isfinite(seconds)]
-            groups, limits = self.legal.setting.groups, self.legal.setting.job.limits
+            groups = self.legal.setting.groups
             used = np.zeros((len(groups), len(seconds)), dtype=np.int64)
             for (_, group), curve in zip(family.case.pools, curves, strict=True):
                 # The fewest devices with which each pool is done in so many seconds.
                 used[group] += np.searchsorted(-curve, -seconds)
             fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
-            fits &= used.sum(axis=0) <= limits.most_devices(self.legal.setting.num_devices)
-            self._floors[id(family)] = float(seconds[fits].min(initial=np.inf))
-        return self._floors[id(family)]
+            fits &= used.sum(axis=0) <= self.within.devices
+            self._floors[key] = float(seconds[fits].min(initial=np.inf))
+        return self._floors[key]
 
     def _curve(self, family: Family, pool: int) -> Float:
         """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
@@ -170,21 +179,23 @@ class Tables:
 
     def roots(self, family: Family, record: Record) -> Roots:
         """Choices of variants and sizes whose pools are each busy for less than is known."""
-        sides = {pool: self._side(family, pool, record.most, 0) for pool in family.sides}
-        variant, sizes, busy = self._sizes(family, sides, record)
+        below = most(record, family)
+        sides = {pool: self._side(family, pool, below, 0) for pool in family.sides}
+        variant, sizes, busy = self._sizes(family, sides, record, below)
         if len(variant) and sides:
             room = self.room(family, sides, sizes).max(axis=0)
-            sides = {pool: self._side(family, pool, record.most, int(room[pool])) for pool in family.sides}
-            variant, sizes, busy = self._sizes(family, sides, record)
+            sides = {pool: self._side(family, pool, below, int(room[pool])) for pool in family.sides}
+            variant, sizes, busy = self._sizes(family, sides, record, below)
         least = self._least_parts(family, sides, variant, sizes)
         return Roots(family=family, sides=sides, variant=variant, sizes=sizes, least=least, busy=busy)
 
-    def _sizes(self, family: Family, sides: dict[int, Side], record: Record) -> tuple[Int, Int, Float]:
+    def _sizes(self, family: Family, sides: dict[int, Side], record: Record, below: float) -> tuple[Int, Int, Float]:
         """See `Roots`: variant, sizes and busy."""
         found = list[tuple[Int, Int, Float]]()
         for age in np.unique(family.variants[:, 0]).tolist():
-            sizes, longest = self._ends(family, sides, age, record.most)
-            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age))
+            sizes, longest = self._ends(family, sides, age, below)
+            ages = np.full(len(sizes), age)
+            news = longest < record.limit(Reached(family=family, sizes=sizes, staleness=ages))
             sizes, longest = sizes[news], longest[news]
             variants = np.flatnonzero(family.variants[:, 0] == age)
             again = (len(variants), 1)
@@ -238,7 +249,7 @@ class Tables:
         counted = np.where(sizes > 0, sizes, smallest)
         group_of = np.array([group for _, group in family.case.pools])
         setting = self.legal.setting
-        spare = setting.job.limits.most_devices(setting.num_devices) - counted.sum(axis=1)
+        spare = self.within.devices - counted.sum(axis=1)
         left = [
             np.minimum(setting.groups[group].count - counted[:, group_of == group].sum(axis=1), spare)
             for group in group_of.tolist()

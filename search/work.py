@@ -14,6 +14,8 @@ class Work:
     """What a search may still do, in partial plans that it looks at: unlike seconds, the same on every machine."""
 
     left: float
+    reserve: float = 0.0
+    """What must be left for later."""
 
     def spend(self, count: int) -> None:
         """Account for some.
@@ -21,6 +23,6 @@ class Work:
         Raises:
             OutOfWorkError: that is more than there is.
         """
-        if count > self.left:
+        if count > self.left - self.reserve:
             raise OutOfWorkError
         self.left -= count

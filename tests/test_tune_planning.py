@@ -100,7 +100,10 @@ def test_a_front_holds_plans_that_none_beats_and_starts_with_the_fastest(
 ) -> None:
     found = predicted(capsys, changed(tmp_path, objective="pareto"))
     fastest = predicted(capsys, changed(tmp_path))[0]
-    points = [(plan["step_s"], plan["price"] / plan["step_s"], plan["plan"]["staleness"]) for plan in found]
+    points = [
+        (plan["step_s"], plan["price"] / plan["step_s"], plan["plan"]["staleness"], plan["memory_share"])
+        for plan in found
+    ]
     assert len(points) > 3 and points[0][0] == pytest.approx(fastest["step_s"])
     for i, point in enumerate(points):
         assert not any(all(a <= b for a, b in zip(other, point, strict=True)) for other in points[:i] + points[i + 1 :])
