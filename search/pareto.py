@@ -34,7 +34,7 @@ MOST_WORK = 200_000_000
 MOST_AT_ONCE = 20_000_000
 """and after which it goes on with the next limits."""
 
-SLOWEST = 4.0
+SLOWEST = 8.0
 """Steps that are of interest, over the shortest."""
 
 MATTERS = 0.05
