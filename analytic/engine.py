@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.comm import Own
 from analytic.serving import Format, serving
 from analytic.setup import Machine
 from analytic.spread import Spread
@@ -69,6 +70,8 @@ class Engine:
     experts: tuple[Format, Format]
     kv_bytes: Float
     """Bytes of a cached value, float64[n]."""
+    all_reduce: Own = "vllm"
+    """Whose all-reduce of few tokens it is."""
 
     def of(self, name: str, *, experts: bool = False) -> Float:
         """A figure of each layout's format."""

@@ -1,0 +1,42 @@
+"""Decode steps between which prompts arrive: a step that takes some in runs outside of graphs, kernel by kernel, so that it
+lasts as long as the host launches if that is longer than what the devices do."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from analytic.engine import Engine, attention_products, gated_products
+from analytic.serving import serving
+
+Float = NDArray[np.float64]
+
+
+def graphless_seconds(e: Engine) -> Float:
+    """Seconds in which the host launches a step's kernels one by one, float64[n]."""
+    return serving().launch_s * launches(e)
+
+
+def launches(e: Engine) -> Float:
+    """Kernels of a step, float64[n]: products, attention, what lies between them, and all-reduces."""
+    c, shape, moe = serving(), e.shape, e.shape.moe
+    each = len(attention_products(e)) + 1.0 + c.kernels + 2.0 * (e.at.tp > 1)
+    dense = len(gated_products(e, shape.ffn))
+    routed = 1.0 + c.router_kernels + c.expert_kernels
+    if moe is not None and moe.shared_ffn:
+        routed += len(gated_products(e, moe.shared_ffn))
+    return shape.layers * each + shape.num_dense_layers * dense + shape.num_moe_layers * routed
+
+
+def interleaved_seconds(e: Engine, step: Float, prompt: Float, arrivals: Float, together: Float) -> Float:
+    """Mean seconds of a step, all arrays float64[n].
+
+    Args:
+        e: The engine.
+        step: Seconds of one without prompts.
+        prompt: Seconds that a prompt adds to one.
+        arrivals: Prompts that come a step.
+        together: Of those that come, how many one step takes in.
+    """
+    mixed = np.maximum(step + together * prompt, graphless_seconds(e))
+    return step + arrivals / together * (mixed - step)
