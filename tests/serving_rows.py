@@ -113,7 +113,7 @@ def engine(rows: Sequence[Row]) -> Engine:
         fp8=np.zeros(len(tp), dtype=bool),
     )
     device = machine(one["gpu"]).device
-    dense, experts = (constants().format(device, FORMATS[one[c]]) for c in ("gemm_dtype", "moe_dtype"))
+    dense, experts = (constants().format(device, stored(one, column)) for column in ("gemm_dtype", "moe_dtype"))
     if "gpt-oss" in one["model"]:
         # Only its experts are stored in four bits.
         dense = constants().format(device, "bf16")
@@ -130,6 +130,12 @@ def engine(rows: Sequence[Row]) -> Engine:
         kv_bytes=np.full(len(tp), 1.0 if narrow_cache else 2.0),
         all_reduce="trtllm" if blackwell else OWN[one["backend"]],
     )
+
+
+def stored(row: Row, column: str) -> str:
+    """The format of the weights: those that DeepSeek and Qwen3-235B come with in eight bits are scaled by blocks."""
+    name = FORMATS[row[column]]
+    return "fp8-block" if name == "fp8" and re.search("DeepSeek|Qwen3-235B", row["model"]) else name
 
 
 def layout(rows: Sequence[Row]) -> tuple[NDArray[np.int64], ...]:
