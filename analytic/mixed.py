@@ -1,5 +1,5 @@
-"""Decode steps between which prompts arrive: a step that takes some in runs outside of graphs, kernel by kernel, so that it
-lasts as long as the host launches if that is longer than what the devices do."""
+"""Decode steps between which prompts arrive. A step that takes some in runs outside of graphs, kernel by kernel, so that
+it lasts at least as long as the host needs to launch them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Float = NDArray[np.float64]
 
 def graphless_seconds(e: Engine) -> Float:
     """Seconds in which the host launches a step's kernels one by one, float64[n]."""
-    return serving().launch_s * launches(e)
+    return np.asarray(serving().launch_s * launches(e))
 
 
 def launches(e: Engine) -> Float:
@@ -25,11 +25,13 @@ def launches(e: Engine) -> Float:
     routed = 1.0 + c.router_kernels + c.expert_kernels
     if moe is not None and moe.shared_ffn:
         routed += len(gated_products(e, moe.shared_ffn))
-    return shape.layers * each + shape.num_dense_layers * dense + shape.num_moe_layers * routed
+    return np.asarray(shape.layers * each + shape.num_dense_layers * dense + shape.num_moe_layers * routed)
 
 
-def interleaved_seconds(e: Engine, step: Float, prompt: Float, arrivals: Float, together: Float) -> Float:
-    """Mean seconds of a step, all arrays float64[n].
+def interleaved_seconds(
+    e: Engine, step: Float, prompt: Float, arrivals: Float, together: Float, alone: Float | None = None
+) -> Float:
+    """Mean seconds of a step with the prompts that come meanwhile, all arrays float64[n].
 
     Args:
         e: The engine.
@@ -37,6 +39,11 @@ def interleaved_seconds(e: Engine, step: Float, prompt: Float, arrivals: Float, 
         prompt: Seconds that a prompt adds to one.
         arrivals: Prompts that come a step.
         together: Of those that come, how many one step takes in.
+        alone: Seconds that prompts take beside that in an engine that reads them while nothing is decoded; None where
+            they come along with a step.
     """
-    mixed = np.maximum(step + together * prompt, graphless_seconds(e))
-    return step + arrivals / together * (mixed - step)
+    if alone is None:
+        more = np.maximum(step + together * prompt, graphless_seconds(e)) - step
+    else:
+        more = np.maximum(alone + together * prompt, graphless_seconds(e))
+    return np.asarray(step + arrivals / together * more)

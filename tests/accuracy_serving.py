@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,9 @@ def token_seconds(e: Engine, rows: Sequence[Row], batch: Float, others: Float) -
     arrivals = np.maximum(others, 1e-6) * gained / response
     read = prefill_seconds(e, prompt, prompt**2, np.minimum(prompt, constants().chunk_tokens)).total
     read = read if reads_prompts(rows) else np.zeros_like(read)
-    return interleaved_seconds(e, step, read, arrivals, together(rows, arrivals)) / gained
+    # SGLang reads prompts in passes of their own, whose weights no sequence streams for them.
+    alone = replace(decoder, keys=0.0).seconds(np.ones_like(batch)).total if rows[0]["backend"] == "sglang" else None
+    return interleaved_seconds(e, step, read, arrivals, together(rows, arrivals), alone) / gained
 
 
 def keys_seen(e: Engine, prompt: Float, response: Float) -> Float:
