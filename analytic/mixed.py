@@ -1,5 +1,5 @@
-"""Decode steps between which prompts arrive. A step that takes some in runs outside of graphs, kernel by kernel, so that
-it lasts at least as long as the host needs to launch them."""
+"""Decode steps between which prompts arrive. A step that takes some in runs outside of graphs, kernel by kernel, so
+that it lasts at least as long as the host needs to launch them."""
 
 from __future__ import annotations
 
