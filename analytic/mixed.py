@@ -28,22 +28,20 @@ def launches(e: Engine) -> Float:
     return np.asarray(shape.layers * each + shape.num_dense_layers * dense + shape.num_moe_layers * routed)
 
 
-def interleaved_seconds(
-    e: Engine, step: Float, prompt: Float, arrivals: Float, together: Float, alone: Float | None = None
-) -> Float:
-    """Mean seconds of a step with the prompts that come meanwhile, all arrays float64[n].
+def launch_waits(e: Engine, step: Float, prompt: Float, arrivals: Float, together: Float) -> Float:
+    """Seconds by which prompts hold a step up beyond what they take, on average, float64[n].
 
     Args:
         e: The engine.
-        step: Seconds of one without prompts.
+        step: Seconds of a step without prompts, float64[n] as all that follow.
         prompt: Seconds that a prompt adds to one.
         arrivals: Prompts that come a step.
         together: Of those that come, how many one step takes in.
-        alone: Seconds that prompts take beside that in an engine that reads them while nothing is decoded; None where
-            they come along with a step.
     """
-    if alone is None:
-        more = np.maximum(step + together * prompt, graphless_seconds(e)) - step
-    else:
-        more = np.maximum(alone + together * prompt, graphless_seconds(e))
-    return np.asarray(step + arrivals / together * more)
+    idle = graphless_seconds(e) - step - together * prompt
+    return np.asarray(arrivals / together * np.maximum(idle, 0.0))
+
+
+def met(arrivals: Float) -> Float:
+    """Prompts that a step takes in if it takes any, where they come one by one, at random, float64[n]."""
+    return np.asarray(np.maximum(arrivals, 1e-12) / -np.expm1(-np.maximum(arrivals, 1e-12)))

@@ -29,7 +29,7 @@ from serving_rows import (
 
 from analytic.decode import prefill_seconds
 from analytic.engine import Engine, key_values
-from analytic.mixed import graphless_seconds, interleaved_seconds
+from analytic.mixed import graphless_seconds, launch_waits
 from analytic.serving import serving as constants
 from analytic.speculation import Decoder, tokens_per_step
 from analytic.weights import parameters_on_device
@@ -61,9 +61,12 @@ def token_seconds(e: Engine, rows: Sequence[Row], batch: Float, others: Float) -
     arrivals = np.maximum(others, 1e-6) * gained / response
     read = prefill_seconds(e, prompt, prompt**2, np.minimum(prompt, constants().chunk_tokens)).total
     read = read if reads_prompts(rows) else np.zeros_like(read)
-    # SGLang reads prompts in passes of their own, whose weights no sequence streams for them.
-    alone = replace(decoder, keys=0.0).seconds(np.ones_like(batch)).total if rows[0]["backend"] == "sglang" else None
-    return interleaved_seconds(e, step, read, arrivals, together(rows, arrivals), alone) / gained
+    at_once, beside = together(rows, arrivals), step
+    if rows[0]["backend"] == "sglang":
+        # It reads prompts in passes of their own, whose weights no sequence streams for them.
+        beside, alone = np.zeros_like(step), replace(decoder, keys=0.0).seconds(np.ones_like(batch)).total
+        read = read + alone / at_once
+    return (step + arrivals * read + launch_waits(e, beside, read, arrivals, at_once)) / gained
 
 
 def keys_seen(e: Engine, prompt: Float, response: Float) -> Float:

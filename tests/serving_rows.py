@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from analytic.comm import Own
 from analytic.engine import Engine, key_values
 from analytic.fit import machine_of
+from analytic.mixed import met
 from analytic.serving import generation_of
 from analytic.serving import serving as constants
 from analytic.setup import Machine
@@ -174,8 +175,7 @@ def guesses(rows: Sequence[Row]) -> Float:
 def together(rows: Sequence[Row], arrivals: Float) -> Float:
     """Prompts that a step takes in if it takes any, where so many arrive a step."""
     prompt = np.array([float(row["isl"]) for row in rows])
-    apart = arrivals / np.maximum(-np.expm1(-arrivals), 1e-12)
-    return np.maximum(apart, np.where(drawn(rows), 1.0, np.floor(1.0 + SPARE_TOKENS / prompt)))
+    return np.maximum(met(arrivals), np.where(drawn(rows), 1.0, np.floor(1.0 + SPARE_TOKENS / prompt)))
 
 
 def reads_prompts(rows: Sequence[Row]) -> bool:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 
 from analytic.engine import Engine, engine_of
 from analytic.fit import machine_of
-from analytic.mixed import graphless_seconds, interleaved_seconds, launches
+from analytic.mixed import graphless_seconds, launch_waits, launches, met
 from analytic.spread import Spread
 from ir.known_models import known_config
 from ir.model import shape_from_config
@@ -38,32 +36,23 @@ def test_kernels_of_a_step() -> None:
     assert launches(engine("Qwen3-235B-A22B"))[0] == 94 * 16
 
 
-def test_few_prompts_cost_launches_and_many_cost_work() -> None:
+def test_few_prompts_wait_for_launches_and_many_do_not() -> None:
     e = engine("Llama-3.1-8B-Instruct")
     host = graphless_seconds(e)[0]
     assert host == pytest.approx(320 * 41e-6)
-    step, one = of(0.005), of(1.0)
-    quick = interleaved_seconds(e, step, of(0.001), of(0.1), one)[0]
-    assert quick == pytest.approx(0.9 * 0.005 + 0.1 * host)
-    slow = interleaved_seconds(e, step, of(0.1), of(0.1), one)[0]
-    assert slow == pytest.approx(0.005 + 0.1 * 0.1)
-    together = interleaved_seconds(e, step, of(0.001), of(0.1), of(2.0))[0]
-    assert together == pytest.approx(0.95 * 0.005 + 0.05 * host), "half as many steps take any in"
+    step, tenth = of(0.005), of(0.1)
+    assert launch_waits(e, step, of(0.001), tenth, of(1.0))[0] == pytest.approx(0.1 * (host - 0.006))
+    assert launch_waits(e, step, of(0.001), tenth, of(2.0))[0] == pytest.approx(0.05 * (host - 0.007))
+    assert launch_waits(e, step, of(0.1), tenth, of(1.0))[0] == 0.0
 
 
-def test_passes_of_prompts_alone_hold_decoding_up() -> None:
+def test_prompts_that_come_at_random_meet() -> None:
+    assert met(of(1e-9, 1.0, 20.0)) == pytest.approx([1.0, 1.0 / (1.0 - np.exp(-1.0)), 20.0])
+
+
+@given(st.floats(1e-4, 0.1), st.floats(1e-5, 1.0), st.floats(1e-6, 1.0))
+def test_waits_are_bounded_by_a_step_without_graphs(step: float, prompt: float, arrivals: float) -> None:
     e = engine("Llama-3.1-8B-Instruct")
-    along, apart = (
-        interleaved_seconds(e, of(0.005), of(0.1), of(0.1), of(1.0), alone)[0] for alone in (None, of(0.004))
-    )
-    assert apart - along == pytest.approx(0.1 * 0.004)
-
-
-@given(st.floats(1e-4, 0.1), st.floats(1e-5, 1.0), st.floats(1e-6, 1.0), st.floats(1.0, 16.0))
-def test_prompts_never_speed_up_decoding(step: float, prompt: float, arrivals: float, together: float) -> None:
-    e = engine("Llama-3.1-8B-Instruct")
-    mean = interleaved_seconds(e, of(step), of(prompt), of(arrivals), of(together))[0]
-    assert mean >= step * (1 - 1e-12)
-    assert mean >= step + arrivals * prompt - 1e-12 - arrivals / together * 1e-12
-    more = interleaved_seconds(replace(e), of(step), of(prompt), of(2 * arrivals), of(together))[0]
-    assert more >= mean * (1 - 1e-12)
+    waits = launch_waits(e, of(step), of(prompt), of(arrivals), met(of(arrivals)))[0]
+    assert 0.0 <= waits <= graphless_seconds(e)[0] * -np.expm1(-arrivals)
+    assert waits <= launch_waits(e, of(step / 2), of(prompt), of(arrivals), met(of(arrivals)))[0]
