@@ -119,7 +119,9 @@ def engine(rows: Sequence[Row]) -> Engine:
         # Only its experts are stored in four bits.
         dense = constants().format(device, "bf16")
     blackwell = generation_of(device) == "blackwell"
-    # The scripts ask all engines for a narrow cache there, and vLLM and SGLang for TensorRT-LLM's all-reduce.
+    # The scripts ask all engines for a narrow cache there, and vLLM and SGLang for TensorRT-LLM's all-reduce; vLLM for that
+    # with Llama on Hopper too.
+    fused = blackwell or "Llama-3.1-70B" in one["model"]
     narrow_cache = (blackwell or one["backend"] == "trtllm") and one["gemm_dtype"] not in ("", "bfloat16")
     return Engine(
         machine=machine(one["gpu"]),
@@ -129,7 +131,7 @@ def engine(rows: Sequence[Row]) -> Engine:
         dense=(dense, dense),
         experts=(experts, experts),
         kv_bytes=np.full(len(tp), 1.0 if narrow_cache else 2.0),
-        all_reduce="trtllm" if blackwell else OWN[one["backend"]],
+        all_reduce="trtllm" if fused else OWN[one["backend"]],
     )
 
 
