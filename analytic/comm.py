@@ -23,6 +23,8 @@ from ir.cluster import CollectiveFit, Level, device_bandwidth
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
+Own = Literal["vllm", "sglang", "trtllm"]
+"""Inference engines that bring an all-reduce of their own; FlashInfer hands that of TensorRT-LLM to the others."""
 
 Levels = tuple[Level, ...]
 
@@ -32,7 +34,7 @@ _SIZES = np.exp2(np.arange(0.0, 48.0, 0.25))
 
 
 def collective_seconds(
-    levels: Levels, op: Kind, size: ArrayLike, ranks: Int, stride: ArrayLike = 1, *, engine: bool = False
+    levels: Levels, op: Kind, size: ArrayLike, ranks: Int, stride: ArrayLike = 1, *, engine: Own | None = None
 ) -> Float:
     """Seconds of a collective, 0 for one rank.
 
@@ -42,7 +44,7 @@ def collective_seconds(
         size: Bytes: of the whole tensor; for `all_to_all` and `send`, those that a rank sends.
         ranks: Members of the group, int64[n].
         stride: Devices from one member to the next.
-        engine: Whether the faster of the library's all-reduce and an inference engine's own kernel is taken.
+        engine: Whose all-reduce is taken where it is faster than the library's; None for the library alone.
 
     Measured points are interpolated in log-log and extended in proportion; else fitted knees are used, else
     latency and bandwidth. A number of ranks without a figure lies between its neighbours, in log-log.
@@ -119,7 +121,7 @@ def _hidden(levels: Levels, index: int) -> float:
     return usual if own is None else own
 
 
-def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[Int, Int], engine: bool) -> Float:
+def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[Int, Int], engine: Own | None) -> Float:
     """Of groups of several ranks, arrays of one length."""
     ranks, stride = group
     members, described = _by_level(levels, ranks, stride), bool(levels[0].fits)
@@ -130,9 +132,9 @@ def _seconds(levels: Levels, op: Kind, size: Float, group: tuple[Int, Int], engi
     first = _where((inside > 1) & alone, partial(_level_seconds, levels, 0, op), near, inside, one)
     if flat > 1:
         first = first + _where((inside > 1) & ~alone, partial(_flat, levels, op), near, inside)
-    if engine and op == "all_reduce":
+    if engine is not None and op == "all_reduce":
         own = inside == ranks
-        first = np.where(own, _where(own, partial(_engine_all_reduce, levels[0]), near, inside, first), first)
+        first = np.where(own, _where(own, partial(_engine_all_reduce, levels[0], engine), near, inside, first), first)
     parts = [first]
     for index, here in enumerate(members[flat:], start=flat):
         far = _share(op, size, inside, here, ranks)
@@ -264,15 +266,16 @@ def closed_seconds(fit: CollectiveFit, size: Float) -> Float:
     return np.asarray((fit.latency_s**fit.p + wire**fit.p) ** (1.0 / fit.p))
 
 
-def _engine_all_reduce(level: Level, size: Float, ranks: Int, library: Float) -> Float:
+def _engine_all_reduce(level: Level, engine: Own, size: Float, ranks: Int, library: Float) -> Float:
     """The faster of the library and an engine's own kernel."""
-    return _for_each(ranks, partial(_own_all_reduce, level), size, library)
+    return _for_each(ranks, partial(_own_all_reduce, level, engine), size, library)
 
 
-def _own_all_reduce(level: Level, ranks: int, size: Float, library: Float) -> Float:
+def _own_all_reduce(level: Level, engine: Own, ranks: int, size: Float, library: Float) -> Float:
     """One- and two-shot kernels under CUDA graphs, where they are faster; of the next larger group measured."""
     for fit in sorted(level.fits, key=lambda fit: fit.ranks):
-        if fit.op == "all_reduce" and fit.ranks >= ranks and (own := grid(f"custom/{fit.table}/{fit.ranks}")):
+        name = f"custom/{engine}/{fit.table}/{fit.ranks}"
+        if fit.op == "all_reduce" and fit.ranks >= ranks and (own := grid(name)):
             return np.minimum(library, closed_seconds(fit, size) * own.factor(size))
     return library
 

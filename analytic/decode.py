@@ -166,7 +166,7 @@ def _collectives(e: Engine, m: Float, *, prefill: bool) -> Seconds:
     """Two all-reduces a layer; engines that share experts dispatch and combine instead of the second one."""
     shape, at, levels = e.shape, e.at, e.machine.levels
     size = m * shape.hidden * float(e.machine.device.bytes_per_value)
-    each = collective_seconds(levels, "all_reduce", size, at.tp, engine=True)
+    each = collective_seconds(levels, "all_reduce", size, at.tp, engine=e.all_reduce)
     apart = at.ep * at.etp > at.tp
     total = 2.0 * shape.layers * each
     if shape.moe is not None and apart.any():

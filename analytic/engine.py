@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.comm import Own
 from analytic.serving import Format, serving
 from analytic.setup import Machine
 from analytic.spread import Spread
@@ -69,6 +70,8 @@ class Engine:
     experts: tuple[Format, Format]
     kv_bytes: Float
     """Bytes of a cached value, float64[n]."""
+    all_reduce: Own = "vllm"
+    """Whose all-reduce of few tokens it is."""
 
     def of(self, name: str, *, experts: bool = False) -> Float:
         """A figure of each layout's format."""
@@ -82,8 +85,9 @@ class Engine:
 
 
 def engine_of(machine: Machine, shape: ModelShape, at: Spread) -> Engine:
-    """An engine that keeps its cache in bf16, with fp8 weights where the plan asks for them."""
-    formats = [serving().format(machine.device, name) for name in ("bf16", "fp8")]
+    """An engine that keeps its cache in bf16, with fp8 weights where the plan asks for them: scaled by blocks, as
+    frameworks make them of weights that change (NeMo-RL, docs/fp8)."""
+    formats = [serving().format(machine.device, name) for name in ("bf16", "fp8-block")]
     pair = (formats[0], formats[1])
     width = np.full(len(at.tp), float(machine.device.bytes_per_value))
     return Engine(machine=machine, shape=shape, at=at, narrow=at.fp8, dense=pair, experts=pair, kv_bytes=width)

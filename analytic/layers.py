@@ -165,7 +165,9 @@ def _head(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> tup
 def _tensor_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
     """Two all-reduces of the hidden state a layer, or what is the same with sequence parallelism."""
     size = m * shape.hidden * machine.device.bytes_per_value
-    return 2.0 * collective_seconds(machine.levels, "all_reduce", size, at.tp, engine=routing.engine)
+    return 2.0 * collective_seconds(
+        machine.levels, "all_reduce", size, at.tp, engine="vllm" if routing.engine else None
+    )
 
 
 def _context_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, attention: Float) -> Float:

@@ -17,11 +17,12 @@ from analytic.decode import prefill_seconds
 from analytic.engine import Engine, Seconds, engine_of
 from analytic.kvcache import activation_bytes, cache_bytes, cache_tokens, token_bytes
 from analytic.makespan import Load, Phase, continuous, drained, largest_normal, latency_steps
+from analytic.mixed import launch_waits, met
 from analytic.priors import priors
 from analytic.rollout_host import host_generate_cost
 from analytic.serving import serving
 from analytic.setup import Machine, Setup
-from analytic.speculation import Decoder, draft_bytes
+from analytic.speculation import Decoder, draft_bytes, tokens_per_step
 from analytic.spread import Spread, spread_of
 from analytic.weights import weight_bytes
 from ir.shape import ModelShape
@@ -119,7 +120,33 @@ def _run(s: Setup, e: Engine, x: Columns, capacity: Float) -> _Run:
     latency = np.where(flows, latency_steps(s.lengths, load, phase.slots), phase.steps)
     prefill = _prefill(s, e, x, load, phase)
     alone = _alone(s, decoder, load) + prefill.total if flows.any() else np.full(len(stale), np.inf)
+    visits = load.count * _visits(s)
+    later = visits - np.where(flows, 0.0, np.minimum(phase.slots, load.count))
+    prefill = prefill + _launch_waits(decoder, phase, full.total, prefill.total / visits, later)
     return _Run(phase=phase, full=full, drain=drain, prefill=prefill, latency=latency, alone=alone)
+
+
+def _launch_waits(decoder: Decoder, phase: Phase, pace: Float, read: Float, later: Float) -> Seconds:
+    """What the host's launches add to full steps that take sequences in.
+
+    Args:
+        decoder: The engine as it decodes.
+        phase: Its steps, a token each.
+        pace: Seconds of one with full slots, float64[n] as all that follow.
+        read: Seconds of what is read when a sequence is taken in.
+        later: Sequences that begin, or go on after their environment, while others decode.
+    """
+    gained = tokens_per_step(decoder.speculation, decoder.guesses)
+    steps = np.maximum(phase.full / gained, 1.0)
+    arrivals = np.maximum(later, 0.0) / steps
+    waits = launch_waits(decoder.engine, pace * gained, read, arrivals, met(arrivals))
+    zero = np.zeros_like(waits)
+    return Seconds(compute=zero, memory=zero, communication=zero, host=steps * waits)
+
+
+def _visits(s: Setup) -> float:
+    """Times that a sequence is taken in."""
+    return s.job.workload.turns.mean if s.job.workload.turns else 1.0
 
 
 def _alone(s: Setup, decoder: Decoder, load: Load) -> Float:

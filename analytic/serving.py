@@ -68,6 +68,8 @@ class Serving:
     kernels: float
     router_kernels: float
     kernel_s: float
+    expert_kernels: float
+    launch_s: float
     sequence_head_s: dict[str, float]
     """By generation: what a sequence adds to a layer's attention per query head."""
     latent: Latent
@@ -95,6 +97,8 @@ def serving() -> Serving:
         kernels=small["kernels"],
         router_kernels=small["router_kernels"],
         kernel_s=small["seconds"],
+        expert_kernels=small["expert_kernels"],
+        launch_s=small["launch_us"] / 1e6,
         sequence_head_s={name: ns / 1e9 for name, ns in data["attention"]["sequence_ns"].items()},
         latent=Latent(**_seconds(data["latent"])),
         formats={

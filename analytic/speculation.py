@@ -23,7 +23,7 @@ class Decoder:
     """An engine that decodes, with or without guesses."""
 
     engine: Engine
-    keys: float
+    keys: Float | float
     """Cached keys that a sequence reads in a step, summed over layers, on average over its steps."""
     guesses: Float
     """Tokens guessed for a sequence in a step, float64[n]."""

@@ -5,164 +5,82 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from accuracy import Evaluation, constant_rate, find
 from accuracy_makespan import makespan
 from numpy.typing import NDArray
+from serving_rows import (
+    MTP,
+    SAME,
+    Row,
+    engine,
+    guesses,
+    has_graphs,
+    is_priced,
+    lengths,
+    reads_prompts,
+    running,
+    shape,
+    together,
+)
 
-from analytic.decode import key_seconds, prefill_seconds, step_seconds
+from analytic.decode import prefill_seconds
 from analytic.engine import Engine, key_values
-from analytic.fit import machine_of
+from analytic.mixed import graphless_seconds, launch_waits
 from analytic.serving import serving as constants
-from analytic.setup import Machine
-from analytic.spread import Spread
+from analytic.speculation import Decoder, tokens_per_step
 from analytic.weights import parameters_on_device
-from ir.errors import InputError
-from ir.known_models import known_config
-from ir.model import shape_from_config
 from ir.shape import ModelShape
-from ir.systems import system
 
 Float = NDArray[np.float64]
-Row = dict[str, str]
 Of = Callable[[Sequence[Row]], Float]
 
 SERVED = "inference_serving_aic.csv"
 OFFLINE_BATCH = 2048
 """Most sequences that TensorRT-LLM decodes together by default."""
 
-SYSTEMS = {
-    "A100-SXM4-80GB": "dgx-a100",
-    "H100-SXM5-80GB": "dgx-h100",
-    "H200-SXM5-141GB": "dgx-h200",
-    "B200-SXM6-180GB": "hgx-b200",
-    "B300-SXM6": "hgx-b300",
-    "GB200-NVL72": "gb200-nvl72",
-    "GB300-NVL72": "gb300-nvl72",
-    "H100": "dgx-h100",
-    "H200": "dgx-h200",
-    "B200": "hgx-b200",
-    "GB200": "gb200-nvl72",
-}
-FORMATS = {"": "bf16", "bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8-block", "nvfp4": "nvfp4"}
-MEMORY_SHARE = 0.9
-"""Of a device's memory, what the engines take by default."""
-GRAPHS_BYTES = 2e9
-
-
-@cache
-def machine(gpu: str) -> Machine:
-    return machine_of(system(SYSTEMS[gpu], 8, where="accuracy").groups[0])
-
-
-@cache
-def shape(model: str) -> ModelShape | None:
-    """The known model of a checkpoint, whose name may say how its weights are stored."""
-    name = re.sub(r"-(FP8|NVFP4|FP4)$", "", model.rsplit("/", 1)[-1])
-    try:
-        return shape_from_config(known_config(name, where="accuracy"), where="accuracy")
-    except InputError:
-        return None
-
-
-def engine(rows: Sequence[Row]) -> Engine:
-    """The engine of rows that have GPU, model, backend and formats in common."""
-    one, tp, pp, moe_tp, moe_ep, dp = rows[0], *layout(rows)
-    model = shape(one["model"])
-    assert model is not None
-    at = Spread(
-        tp=tp,
-        pp=pp,
-        cp=np.ones_like(tp),
-        ep=moe_ep,
-        etp=moe_tp,
-        dp=dp,
-        shard=np.zeros_like(tp),
-        fp8=np.zeros(len(tp), dtype=bool),
-    )
-    dense, experts = (
-        constants().format(machine(one["gpu"]).device, FORMATS[one[c]]) for c in ("gemm_dtype", "moe_dtype")
-    )
-    if "gpt-oss" in one["model"]:
-        # Only its experts are stored in four bits.
-        dense = constants().format(machine(one["gpu"]).device, "bf16")
-    narrow_cache = one["backend"] == "trtllm" and one["gemm_dtype"] not in ("", "bfloat16")
-    return Engine(
-        machine=machine(one["gpu"]),
-        shape=model,
-        at=at,
-        narrow=at.fp8,
-        dense=(dense, dense),
-        experts=(experts, experts),
-        kv_bytes=np.full(len(tp), 1.0 if narrow_cache else 2.0),
-    )
-
-
-def layout(rows: Sequence[Row]) -> tuple[NDArray[np.int64], ...]:
-    """tp, pp, and of experts the tensor and expert degree, and the engines that share them."""
-    tp, pp, moe_tp, moe_ep, dp = (degree(rows, name) for name in ("tp", "pp", "moe_tp", "moe_ep", "attention_dp"))
-    if (model := shape(rows[0]["model"])) is None or model.moe is None:
-        return tp, pp, np.ones_like(tp), np.ones_like(tp), np.ones_like(tp)
-    dp = np.maximum(dp, moe_tp * moe_ep // tp)
-    return tp, pp, moe_tp, moe_ep, dp
-
-
-def degree(rows: Sequence[Row], name: str) -> NDArray[np.int64]:
-    return np.array([max(int(float(row[name] or 1)), 1) for row in rows])
-
-
-def each_engine(e: Engine, rows: Sequence[Row]) -> Float:
-    """Sequences that an engine is given: the column counts those of a rank where attention is data-parallel."""
-    given = np.array([float(row["batch_size"] or row["concurrency"]) for row in rows])
-    return given * degree(rows, "attention_dp") / e.at.dp
-
-
-def slots(e: Engine, wanted: Float, tokens: Float, *, of_free: bool) -> Float:
-    """Sequences of so many tokens that the cache of an engine holds, at most those that are wanted. Its share is one
-    of all memory, or of what is free once the weights are loaded; so it is where that is all there is."""
-    dense, experts = parameters_on_device(e.shape, e.at)
-    weights = dense * e.of("weight_bytes") + experts * e.of("weight_bytes", experts=True)
-    device = e.machine.device
-    held = weights + device.base_memory_bytes + GRAPHS_BYTES
-    free = MEMORY_SHARE * (device.memory_bytes - held)
-    room = MEMORY_SHARE * device.memory_bytes - held
-    room = np.where((room > 0) & (not of_free), room, free)
-    each = e.shape.layers / e.at.pp * key_values(e) * e.kv_bytes * tokens
-    return np.minimum(wanted, np.maximum(np.floor(room / each), 1.0))
-
-
-def inter_token_seconds(e: Engine, batch: Float, prompt: Float, response: Float) -> Float:
-    """Seconds between the tokens of a sequence in a steady state: a step, and the prompts that arrive meanwhile."""
-    reading = np.zeros_like(batch)
-    for window, layers in e.shape.window_groups:
-        keys = prompt + response / 2.0
-        keys = np.minimum(keys, window) if window else keys
-        reading = reading + layers * batch * keys * key_seconds(e)
-    chunk = np.minimum(prompt, constants().chunk_tokens)
-    return step_seconds(e, batch, reading).total + batch / response * prefill_seconds(e, prompt, prompt**2, chunk).total
-
-
-def running(e: Engine, rows: Sequence[Row]) -> Float:
-    """Sequences that an engine decodes together."""
-    tokens = np.array([float(row["isl"]) + float(row["osl"]) / 2.0 for row in rows])
-    return slots(e, each_engine(e, rows), tokens, of_free=rows[0]["backend"] == "trtllm")
-
 
 def predict(rows: Sequence[Row]) -> Float:
+    """Seconds between the tokens of a sequence, which does not wait for its own prompt."""
     e = engine(rows)
-    isl, osl = (np.array([float(row[name]) for row in rows]) for name in ("isl", "osl"))
-    return inter_token_seconds(e, running(e, rows), isl, osl)
+    batch = running(e, rows)
+    return token_seconds(e, rows, batch, batch - 1.0)
+
+
+def token_seconds(e: Engine, rows: Sequence[Row], batch: Float, others: Float) -> Float:
+    """Seconds in which each sequence of a steady batch gains a token, while others end and begin again."""
+    prompt, response = lengths(rows)
+    ahead = guesses(rows)
+    decoder = Decoder(engine=e, keys=keys_seen(e, prompt, response), guesses=ahead, speculation=MTP)
+    gained = tokens_per_step(MTP, ahead)
+    step = decoder.seconds(batch).total * gained
+    step = np.where(has_graphs(rows), step, np.maximum(step, graphless_seconds(e)))
+    arrivals = np.maximum(others, 1e-6) * gained / response
+    read = prefill_seconds(e, prompt, prompt**2, np.minimum(prompt, constants().chunk_tokens)).total
+    read = read if reads_prompts(rows) else np.zeros_like(read)
+    at_once, beside = together(rows, arrivals), step
+    if rows[0]["backend"] == "sglang":
+        # It reads prompts in passes of their own, whose weights no sequence streams for them.
+        beside, alone = np.zeros_like(step), replace(decoder, keys=0.0).seconds(np.ones_like(batch)).total
+        read = read + alone / at_once
+    return (step + arrivals * read + launch_waits(e, beside, read, arrivals, at_once)) / gained
+
+
+def keys_seen(e: Engine, prompt: Float, response: Float) -> Float:
+    """Cached keys that a sequence reads in a step, over all layers, halfway through its response."""
+    keys = prompt + response / 2.0
+    return np.asarray(sum(n * (np.minimum(keys, window) if window else keys) for window, n in e.shape.window_groups))
 
 
 def constant_bandwidth(rows: Sequence[Row]) -> Float:
     """Seconds to read weights and cached keys at the peak bandwidth."""
     e = engine(rows)
     dense, experts = parameters_on_device(e.shape, e.at)
-    isl, osl = (np.array([float(row[name]) for row in rows]) for name in ("isl", "osl"))
-    cached = running(e, rows) * (isl + osl / 2.0) * e.shape.layers * key_values(e) * e.kv_bytes / e.at.pp
+    prompt, response = lengths(rows)
+    cached = running(e, rows) * (prompt + response / 2.0) * e.shape.layers * key_values(e) * e.kv_bytes / e.at.pp
     read = dense * e.of("weight_bytes") + experts * e.of("weight_bytes", experts=True) + cached
     return read / (e.machine.device.peak_bandwidth or 1.0)
 
@@ -177,20 +95,12 @@ def in_groups(rows: Sequence[Row], keys: Sequence[str], of: Callable[[Sequence[R
     return result
 
 
-SAME = ("gpu", "model", "backend", "gemm_dtype", "moe_dtype")
-
-
 def read(folder: Path, name: str, keep: Callable[[Row], bool] = lambda _: True) -> list[Row] | None:
     path = find(folder, name)
     if path is None:
         return None
     with path.open(encoding="utf-8") as file:
         return [row for row in csv.DictReader(file) if keep(row)]
-
-
-def is_priced(row: Row) -> bool:
-    formats = {row["gemm_dtype"], row["moe_dtype"]}
-    return row["gpu"] in SYSTEMS and shape(row["model"]) is not None and formats <= set(FORMATS)
 
 
 def evaluation(rows: Sequence[Row], measured: Float, of: Of, work: Of, *, left_out: int) -> Evaluation:
@@ -254,6 +164,7 @@ def offline_row(row: Row) -> Row:
     given = float(row["num_requests"] or OFFLINE_BATCH) / (n if expert else 1)
     return row | {
         "backend": "trtllm",
+        "backend_version": "",
         "gemm_dtype": dtype,
         "moe_dtype": dtype,
         "tp": "1" if expert else str(n),
@@ -269,7 +180,8 @@ def offline_row(row: Row) -> Row:
 def device_seconds(rows: Sequence[Row]) -> Float:
     """Seconds of one device per token of an engine that is kept full."""
     e = engine(rows)
-    return predict(rows) / running(e, rows) * e.at.tp * e.at.pp
+    batch = running(e, rows)
+    return token_seconds(e, rows, batch, batch) / batch * e.at.tp * e.at.pp
 
 
 def constant_device_bandwidth(rows: Sequence[Row]) -> Float:

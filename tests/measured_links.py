@@ -45,25 +45,33 @@ def collective_tables(
         )
 
 
+ENGINES: dict[str, comm.Own] = {
+    "vLLM_custom_graph": "vllm",
+    "SGLang_CustomAllReduce_graph": "sglang",
+    "TRTLLM": "trtllm",
+}
+
+
 def custom_tables(folder: Path) -> Iterator[tuple[str, Shapes]]:
-    """All-reduce kernels of vLLM under CUDA graphs."""
-    found = parts(folder, "collectives.parquet", ["gpu", "gpus"], lib="vLLM_custom_graph", nodes=1)
-    for (gpu, ranks), part in found:
+    """All-reduce kernels of inference engines, under CUDA graphs."""
+    found = parts(folder, "collectives.parquet", ["gpu", "gpus", "lib"], lib=list(ENGINES), nodes=1)
+    for (gpu, ranks, lib), part in found:
+        engine = ENGINES[lib]
         level: Level = machine(gpu).levels[0]
         fits = [fit for fit in level.fits if fit.op == "all_reduce" and fit.ranks == ranks]
         if not fits or gpu == "L40S":
             continue
         (size,), members = floats(part, "bytes"), np.full(len(part["bytes"]), int(ranks))
         yield (
-            f"custom/{fits[0].table}/{ranks}",
+            f"custom/{engine}/{fits[0].table}/{ranks}",
             Shapes(
                 coordinates=(size,),
                 closed=comm.closed_seconds(fits[0], size),
-                predicted=comm.collective_seconds(machine(gpu).levels, "all_reduce", size, members, engine=True),
+                predicted=comm.collective_seconds(machine(gpu).levels, "all_reduce", size, members, engine=engine),
                 measured=part["latency_us"] / 1e6,
                 work=size,
                 held_out=held(part, "collectives"),
-                group=f"{gpu} {ranks}",
+                group=f"{gpu} {ranks} {engine}",
             ),
         )
 

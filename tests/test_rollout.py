@@ -12,11 +12,13 @@ from accuracy_makespan import judged, length_model, phase
 from accuracy_makespan import seconds as makespan_seconds
 from simulate import Case, simulate
 
+from analytic import mixed
 from analytic.costs import Cost
 from analytic.fit import setup
 from analytic.lengths import Distribution, LengthModel
 from analytic.makespan import Load, continuous, drained
 from analytic.rollout import generate_cost
+from analytic.serving import serving
 from analytic.speculation import tokens_per_step
 from ir.job import Job, Lengths
 from ir.known_models import known_config
@@ -67,6 +69,21 @@ def test_parts_add_up(shape: Any, columns: dict[str, int]) -> None:
     assert sum(part[0] for part in found.kinds.values()) == pytest.approx(found.seconds[0])
     assert all(part[0] >= 0 for part in found.kinds.values())
     assert found.latency[0] >= found.seconds[0] * (1 - 1e-9)
+
+
+def test_sequences_that_are_taken_in_later_wait_for_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 7B on four devices is done in less than its 28 layers are launched, 12 kernels of 41 us each."""
+    job = a_job(prompts_per_step=16)
+    columns = [
+        {"tp": 4, "concurrency": 256},
+        {"tp": 4, "concurrency": 16},
+        {"tp": 4, "concurrency": 16, "staleness": 2},
+    ]
+    host = [cost(job, **one).kinds["host"][0] for one in columns]
+    monkeypatch.setattr(mixed, "serving", lambda: replace(serving(), launch_s=0.0))
+    at_once, refilled, flowing = (h - cost(job, **one).kinds["host"][0] for h, one in zip(host, columns, strict=True))
+    assert at_once == 0.0
+    assert 0.0 < refilled < flowing < 128 * 28 * 12 * 41e-6
 
 
 def test_equal_lengths_by_hand() -> None:
