@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds, overlap_of
 from analytic.distinct import distinct
-from analytic.kernels import gemm_seconds
-from analytic.layers import Routing, Spread, Work, forward
-from analytic.moe import expert_traffic, experts
-from analytic.moe import imbalance as routed_imbalance
+from analytic.layers import Routing, Spread, Work, around, forward
+from analytic.moe import expert_traffic
+from analytic.priors import priors
+from analytic.products import Made, grouped_products, head, products
 from analytic.setup import Machine
 from analytic.training import Trainer
 from ir.shape import ModelShape
@@ -22,13 +22,9 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
-HALF_TILE = 64.0
-"""Half of the rows of a tile of large products."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds of one forward pass of a micro-batch over all layers, float64[n] each."""
+    """Seconds of a micro-batch over all layers, float64[n] each: of a forward pass unless a field says otherwise."""
 
     linear: Float
     """Kernels of layers, attention cores apart."""
@@ -42,18 +38,28 @@ class Parts:
     """Of `collectives`, dispatch and combine of experts' tokens."""
     memory: Float
     """Of `linear`, what memory traffic and not arithmetic takes."""
+    inputs: Float
+    """Backward: products of layers that make gradients of inputs."""
+    weights: Float
+    """Backward: products of layers that make gradients of weights."""
+    traffic: Float
+    """Backward: memory traffic of layers."""
+    head_inputs: Float
+    """Backward: gradients of the head's inputs and of the loss."""
+    head_weights: Float
 
 
-Arrays = TypeVar("Arrays", Spread, Work, Parts)
+Arrays = TypeVar("Arrays", Spread, Work, Parts, Made)
 
 
-def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None) -> Parts:
+def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
     columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
-    columns += [work.tokens, work.squares, work.head_tokens]
+    columns += [work.tokens, work.squares, work.head_tokens, made.pieces, made.output_bytes]
     first, inverse = distinct(columns, len(at.tp))
-    one = _parts(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance))
+    price = _host_parts if machine.is_host else _parts
+    one = price(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance), _rows(made, first))
     return _rows(one, inverse)
 
 
@@ -61,27 +67,54 @@ def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
     return type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
 
 
-def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing) -> Parts:
+def _host_parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing, _: Made) -> Parts:
+    """On cores gradients of inputs and of weights take a forward pass each, as calibration assumes."""
     whole = forward(machine, shape, at, work, routing)
     linear = whole.kernels - whole.attention - whole.head
-    memory, collectives, exchange = np.minimum(whole.memory, linear), whole.collectives, np.zeros_like(linear)
-    if shape.num_moe_layers and not machine.is_host:
-        m = work.tokens / at.cp
-        served, slow = experts(machine, shape, at, m, routing)
-        trained = grouped_seconds(machine, shape, at, m, routing)
-        linear = linear + shape.num_moe_layers * (trained - served)
-        memory = np.clip(memory - shape.num_moe_layers * slow, 0.0, linear)
-        sent = expert_traffic(machine, shape, at, m, routing)
-        exchange = shape.num_moe_layers * dispatch_seconds(machine, shape, at, m, sent)
-        collectives = collectives + exchange - shape.num_moe_layers * sent
+    memory = np.minimum(whole.memory, linear)
+    half = priors().backward_ratio / 2.0
     return Parts(
         linear=linear,
         attention=whole.attention,
         head=whole.head,
-        collectives=collectives,
+        collectives=whole.collectives,
         tensor=whole.tensor,
-        exchange=exchange,
+        exchange=np.zeros_like(linear),
         memory=memory,
+        inputs=half * (linear - memory),
+        weights=half * (linear - memory),
+        traffic=(1.0 if shape.lora_rank else 2.0) * half * memory,
+        head_inputs=half * whole.head,
+        head_weights=half * whole.head,
+    )
+
+
+def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing, made: Made) -> Parts:
+    m, rest = work.tokens / at.cp, around(machine, shape, at, work, routing)
+    dense = products(machine, shape, at, m, made)
+    moving, output = rest.kernels - rest.attention - rest.head, head(machine, shape, at, work.head_tokens / at.cp, made)
+    forth, inputs, weights = dense.forward, dense.inputs, dense.weights
+    collectives, exchange = rest.collectives, np.zeros_like(m)
+    if shape.num_moe_layers:
+        count, sent = shape.num_moe_layers, expert_traffic(machine, shape, at, m, routing)
+        grouped = grouped_products(machine, shape, at, m, routing, made)
+        forth, inputs = forth + count * grouped.forward, inputs + count * grouped.inputs
+        weights, moving = weights + count * grouped.weights, moving + count * grouped.sorting
+        exchange = count * dispatch_seconds(machine, shape, at, m, sent)
+        collectives = collectives + exchange
+    return Parts(
+        linear=forth + moving + dense.scaled,
+        attention=rest.attention,
+        head=output.forward,
+        collectives=collectives,
+        tensor=rest.tensor,
+        exchange=exchange,
+        memory=moving + dense.scaled,
+        inputs=inputs,
+        weights=weights,
+        traffic=priors().backward_ratio * moving + dense.scaled_back,
+        head_inputs=output.inputs,
+        head_weights=output.weights,
     )
 
 
@@ -91,37 +124,6 @@ def dispatch_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, 
     assert shape.moe is not None
     size = m / at.tp * shape.moe.experts_per_token * shape.hidden * machine.device.bytes_per_value
     return np.minimum(sent, 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep))
-
-
-def grouped_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
-    """Router and routed experts of a layer as trainers run them: tokens are sorted by expert and back, and products of
-    all experts are one launch, as long as a plain one of all their rows, or as reading all their weights. An expert
-    wastes half a tile of rows. (Engines fuse all of it into kernels for few tokens, which have tables of their own.)"""
-    moe = shape.moe
-    assert moe is not None
-    met = m * at.cp * at.dp / np.maximum(at.tp * at.cp * at.dp / (at.ep * at.etp), 1.0)
-    local = moe.experts / at.ep
-    rows = met * moe.experts_per_token / at.ep * routed_imbalance(at.ep, met, routing)
-    padded, width, hidden = rows + HALF_TILE * local, moe.ffn / at.etp, float(shape.hidden)
-    seconds = _grouped(machine, at, padded, (hidden, 2.0 * width), local)
-    seconds = seconds + _grouped(machine, at, padded, (width, hidden), local)
-    sorting = 4.0 * rows * hidden * machine.device.bytes_per_value / machine.device.memory_bandwidth
-    router = gemm_seconds(machine, m, hidden, float(moe.experts))
-    return np.asarray((router + seconds + sorting) * (m > 0))
-
-
-def _grouped(
-    machine: Machine, at: Spread, rows: Float, matrix: tuple[Float | float, Float | float], local: Float
-) -> Float:
-    """Products of all local experts; in fp8 with whichever scaling pays, or in bfloat16 if none does: narrow products
-    spend more on scaling than they save."""
-    k, n = matrix
-    plain = gemm_seconds(machine, rows, k, n)
-    if at.fp8.any():
-        narrow = np.minimum(gemm_seconds(machine, rows, k, n, "fp8"), gemm_seconds(machine, rows, k, n, "fp8_block"))
-        plain = np.where(at.fp8, np.minimum(plain, narrow), plain)
-    width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
-    return np.asarray(np.maximum(plain, local * k * n * width * machine.roofline.seconds_per_byte))
 
 
 def scores_seconds(machine: Machine, shape: ModelShape, at: Spread, work: Work, bytes_per_score: float) -> Float:

@@ -82,6 +82,10 @@ class Row:
     """Of the traffic of adapters on all matrices of a layer, that of those which have one."""
     beside: float = 0.0
     """Seconds of a step that are no kernels."""
+    samples: int = 1
+    """That are packed into a sequence: none attends to another."""
+    attention_limit: float | None = None
+    """FLOP/s of the attention core, where a recipe turns off the trainer's own."""
     overlaps_experts: bool = False
     """Whether experts' tokens are exchanged while another micro-batch computes."""
 
@@ -93,6 +97,7 @@ class Row:
             found,
             logit_bytes=found.logit_bytes if self.logit_bytes is None else self.logit_bytes,
             adapters=self.adapters,
+            attention_limit=found.attention_limit if self.attention_limit is None else self.attention_limit,
             expert_launches=found.expert_launches * self.launched,
             expert_overlap=EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap,
         )
@@ -106,23 +111,25 @@ class Row:
     def flops(self) -> float:
         """Of a step per device: three times the forward pass, two for frozen weights."""
         s = self.shape
-        each = s.matmul_flops_per_token + s.attention_flops_per_token(self.seq_len // 2)
+        each = s.matmul_flops_per_token + s.attention_flops_per_token(self.seq_len // self.samples // 2)
         return each * (2.0 if s.lora_rank else 3.0) * self.global_batch * self.seq_len / self.num_gpus
 
     def columns(self) -> dict[str, NDArray[np.int32]]:
         """As of an update's section in a batch of one plan."""
         names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
         x = {name: getattr(self, name) for name in names}
+        x["micro_batch"] *= self.samples
         x |= {"micro_tokens": 0, "offload": 0, "precision": int(self.fp8), "schedule": 0}
         x["recompute"] = CODES["recompute"].index(self.recompute or "none")
         return {name: np.array([value], dtype=np.int32) for name, value in x.items()}
 
     @property
     def batch(self) -> Batch:
-        """Sequences of equal length, all of whose tokens are trained on."""
-        length = Distribution((float(self.seq_len), float(self.seq_len)))
-        count = np.array([max(round(self.global_batch / self.dp), 1)])
-        return Batch(count=count, lengths=length, head_share=1.0, longest=float(self.seq_len), imbalance=self.imbalance)
+        """Sequences or samples of equal length, all of whose tokens are trained on."""
+        tokens = float(self.seq_len) / self.samples
+        count = np.array([max(round(self.global_batch / self.dp), 1) * self.samples])
+        lengths = Distribution((tokens, tokens))
+        return Batch(count=count, lengths=lengths, head_share=1.0, longest=tokens, imbalance=self.imbalance)
 
 
 @cache
