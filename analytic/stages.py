@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +12,13 @@ from analytic.comm import collective_seconds, overlap_of
 from analytic.distinct import distinct
 from analytic.layers import Routing, Spread, Work, around, forward
 from analytic.moe import expert_traffic
-from analytic.priors import priors
-from analytic.products import Made, grouped_products, head, products
+from analytic.products import Made, grouped_products, products, sorting_seconds
 from analytic.setup import Machine
 from analytic.training import Trainer
 from ir.shape import ModelShape
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -24,7 +26,7 @@ Int = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Seconds of a micro-batch over all layers, float64[n] each: of a forward pass unless a field says otherwise."""
+    """Seconds of one forward pass of a micro-batch over all layers, float64[n] each."""
 
     linear: Float
     """Kernels of layers, attention cores apart."""
@@ -38,83 +40,62 @@ class Parts:
     """Of `collectives`, dispatch and combine of experts' tokens."""
     memory: Float
     """Of `linear`, what memory traffic and not arithmetic takes."""
-    inputs: Float
-    """Backward: products of layers that make gradients of inputs."""
-    weights: Float
-    """Backward: products of layers that make gradients of weights."""
-    traffic: Float
-    """Backward: memory traffic of layers."""
-    head_inputs: Float
-    """Backward: gradients of the head's inputs and of the loss."""
-    head_weights: Float
+    scaled: Float
+    """Of `memory`, quantising inputs."""
 
 
-Arrays = TypeVar("Arrays", Spread, Work, Parts, Made)
+Arrays = TypeVar("Arrays", bound="DataclassInstance")
 
 
 def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
     columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
-    columns += [work.tokens, work.squares, work.head_tokens, made.pieces, made.output_bytes]
+    columns += [work.tokens, work.squares, work.head_tokens, made.pieces]
     first, inverse = distinct(columns, len(at.tp))
     price = _host_parts if machine.is_host else _parts
-    one = price(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance), _rows(made, first))
-    return _rows(one, inverse)
+    picked = rows_of(at, first), rows_of(work, first), rows_of(made, first)
+    return rows_of(price(machine, shape, *picked, Routing(imbalance=imbalance)), inverse)
 
 
-def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
+def rows_of(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
+    """Some rows of a record of arrays."""
     return type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
 
 
-def _host_parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing, _: Made) -> Parts:
-    """On cores gradients of inputs and of weights take a forward pass each, as calibration assumes."""
+def _host_parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, _: Made, routing: Routing) -> Parts:
     whole = forward(machine, shape, at, work, routing)
-    linear = whole.kernels - whole.attention - whole.head
-    memory = np.minimum(whole.memory, linear)
-    half = priors().backward_ratio / 2.0
+    linear, none = whole.kernels - whole.attention - whole.head, np.zeros_like(work.tokens)
     return Parts(
         linear=linear,
         attention=whole.attention,
         head=whole.head,
         collectives=whole.collectives,
         tensor=whole.tensor,
-        exchange=np.zeros_like(linear),
-        memory=memory,
-        inputs=half * (linear - memory),
-        weights=half * (linear - memory),
-        traffic=(1.0 if shape.lora_rank else 2.0) * half * memory,
-        head_inputs=half * whole.head,
-        head_weights=half * whole.head,
+        exchange=none,
+        memory=np.minimum(whole.memory, linear),
+        scaled=none,
     )
 
 
-def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing, made: Made) -> Parts:
+def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, made: Made, routing: Routing) -> Parts:
     m, rest = work.tokens / at.cp, around(machine, shape, at, work, routing)
-    dense = products(machine, shape, at, m, made)
-    moving, output = rest.kernels - rest.attention - rest.head, head(machine, shape, at, work.head_tokens / at.cp, made)
-    forth, inputs, weights = dense.forward, dense.inputs, dense.weights
-    collectives, exchange = rest.collectives, np.zeros_like(m)
+    multiplied, scaled = products(machine, shape, at, m, made)
+    moving, exchange = rest.kernels - rest.attention - rest.head, np.zeros_like(m)
     if shape.num_moe_layers:
         count, sent = shape.num_moe_layers, expert_traffic(machine, shape, at, m, routing)
-        grouped = grouped_products(machine, shape, at, m, routing, made)
-        forth, inputs = forth + count * grouped.forward, inputs + count * grouped.inputs
-        weights, moving = weights + count * grouped.weights, moving + count * grouped.sorting
+        multiplied = multiplied + count * grouped_products(machine, shape, at, m, routing)
+        moving = moving + count * sorting_seconds(machine, shape, at, m, routing)
         exchange = count * dispatch_seconds(machine, shape, at, m, sent)
-        collectives = collectives + exchange
     return Parts(
-        linear=forth + moving + dense.scaled,
+        linear=multiplied + moving + scaled,
         attention=rest.attention,
-        head=output.forward,
-        collectives=collectives,
+        head=rest.head,
+        collectives=rest.collectives + exchange,
         tensor=rest.tensor,
         exchange=exchange,
-        memory=moving + dense.scaled,
-        inputs=inputs,
-        weights=weights,
-        traffic=priors().backward_ratio * moving + dense.scaled_back,
-        head_inputs=output.inputs,
-        head_weights=output.weights,
+        memory=moving + scaled,
+        scaled=scaled,
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.backward import Back, back_parts
 from analytic.costs import Columns
 from analytic.device import overlapped
 from analytic.layers import Spread, Work
@@ -80,10 +81,12 @@ def train_step(
         trainer: What fuses and hides.
     """
     micro = cut(machine, x, batch, at.cp)
-    one = parts(machine, shape, at, micro.mean, micro.imbalance, made(at, x["zero"], trainer))
+    how = made(at, x["zero"], trainer)
+    one = parts(machine, shape, at, micro.mean, micro.imbalance, how)
+    late = back_parts(machine, shape, at, micro.mean, micro.imbalance, how, one)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer)
-    back = _backward_pass(machine, shape, at, x, micro.mean, one, trainer)
-    kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, one)), trainer)
+    back = _backward_pass(machine, shape, at, x, micro.mean, (one, late), trainer)
+    kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, late)), trainer)
     core = _core_factor(machine, trainer) * (1.0 + training().attention_backward) * loaded(machine)
     waiting = _straggling(machine, x, batch, micro, at, (kinds, micro.batches * one.attention * core / at.pp))
     optimizer, moved = optimizer_seconds(machine, shape, at, x)
@@ -156,10 +159,10 @@ FP8_GATHERS = 0.75
 
 
 def _backward_pass(
-    machine: Machine, shape: ModelShape, at: Spread, x: Columns, work: Work, one: Parts, trainer: Trainer
+    machine: Machine, shape: ModelShape, at: Spread, x: Columns, work: Work, both: tuple[Parts, Back], trainer: Trainer
 ) -> Pass:
     """Gradients of inputs and of weights, and what is computed again. Frozen weights need only the former."""
-    trained = 0.0 if shape.lora_rank else 1.0
+    (one, late), trained = both, 0.0 if shape.lora_rank else 1.0
     core = priors().backward_ratio if machine.is_host else training().attention_backward
     again_all, again_core = x["recompute"] == FULL, x["recompute"] == SELECTIVE
     linear, attention = np.where(again_all, 1.0, 0.0), np.where(again_all | again_core, 1.0, 0.0)
@@ -168,9 +171,9 @@ def _backward_pass(
     scale, again_scale = machine.train_scale * loaded(machine), machine.forward_scale * loaded(machine)
     scores = scores_seconds(machine, shape, at, work, loaded(machine))
     core_seconds = one.attention * _core_factor(machine, trainer)
-    compute = (one.inputs + trained * one.weights) * scale + (one.linear - one.memory) * linear * again_scale
+    compute = (late.inputs + trained * late.weights) * scale + (one.linear - one.memory) * linear * again_scale
     compute = compute + core_seconds * (core * scale + attention * again_scale)
-    memory = one.traffic * scale + one.memory * linear * again_scale
+    memory = late.memory * scale + one.memory * linear * again_scale
     adapters = trainer.adapters * adapter_seconds(machine, shape, at, work)
     memory = memory + adapters * (1.0 + linear) * loaded(machine)
     memory = memory + scores * (trainer.score_bytes_backward + attention * trainer.score_bytes)
@@ -181,15 +184,15 @@ def _backward_pass(
         memory=memory,
         communication=(1.0 + linear) * _communication(at, one, trainer),
         host=np.zeros_like(compute),
-        head=(one.head_inputs + trained * one.head_weights) * scale + one.head * again_head,
+        head=(late.head_inputs + trained * late.head_weights) * scale + one.head * again_head,
     )
 
 
-def weight_gradients(machine: Machine, shape: ModelShape, one: Parts) -> Float:
+def weight_gradients(machine: Machine, shape: ModelShape, late: Back) -> Float:
     """Seconds of weights' gradients in a backward pass: none where weights are frozen."""
     if shape.lora_rank:
-        return np.zeros_like(one.linear)
-    return np.asarray(machine.train_scale * loaded(machine) * (one.weights + one.head_weights))
+        return np.zeros_like(late.weights)
+    return np.asarray(machine.train_scale * loaded(machine) * (late.weights + late.head_weights))
 
 
 def launched_layers(machine: Machine, shape: ModelShape, trainer: Trainer) -> float:
