@@ -53,7 +53,7 @@ def around(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing:
     attention = _attention(machine, shape, at, work)
     head, head_memory = _head(machine, shape, at, work.head_tokens / at.cp)
     moving = layers * _elementwise(machine, shape, at, m)
-    tensor = layers * _tensor_traffic(machine, shape, at, m, routing)
+    tensor = _tensor_traffic(machine, shape, at, m, routing)
     return Forward(
         kernels=moving + attention + head,
         collectives=tensor + layers * _context_traffic(machine, shape, at, m, attention),
@@ -188,9 +188,21 @@ def softmax_seconds(machine: Machine, shape: ModelShape, at: Spread, tokens: Flo
 
 
 def _tensor_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
-    """Two all-reduces of the hidden state a layer, or what is the same with sequence parallelism."""
+    """Collectives of all layers over the hidden state: all-reduces, or what is the same with sequence parallelism."""
     size = m * shape.hidden * machine.device.bytes_per_value
-    return 2.0 * collective_seconds(machine.levels, "all_reduce", size, at.tp, engine=routing.engine)
+    once = collective_seconds(machine.levels, "all_reduce", size, at.tp, engine=routing.engine)
+    if routing.engine or machine.is_host or not shape.num_moe_layers:
+        return 2.0 * shape.layers * once
+    return (shape.layers + shape.num_dense_layers + shape.num_moe_layers * _expert_collectives(shape, at)) * once
+
+
+def _expert_collectives(shape: ModelShape, at: Spread) -> Float:
+    """All-reduces of the hidden state that a trainer's layer needs for its experts: none where each is whole on a
+    device, since tokens are dispatched from where sequence parallelism left them; where tensor parallelism divides
+    them, what arrived for them is gathered and scattered, as many copies as a token has experts. Shared experts are
+    divided as dense networks are (Megatron-Core, `MoEAlltoAllTokenDispatcher`, `SharedExpertMLP`)."""
+    assert shape.moe is not None
+    return np.where(at.etp > 1, float(shape.moe.experts_per_token), 0.0) + float(shape.moe.shared_ffn > 0)
 
 
 def _context_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, attention: Float) -> Float:

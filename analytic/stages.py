@@ -101,10 +101,12 @@ def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, made: Ma
 
 def dispatch_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, sent: Float) -> Float:
     """Dispatch and combine in a trainer, whose recipes choose the way: that of engines (`sent` seconds), or a plain
-    all-to-all with a copy of each token for each of its experts, which is faster where links inside a domain are."""
+    all-to-all with a copy of each token for each of its experts, which is faster where links inside a domain are, and
+    the only way between experts that are divided, whose other parts lie between them."""
     assert shape.moe is not None
     size = m / at.tp * shape.moe.experts_per_token * shape.hidden * machine.device.bytes_per_value
-    return np.minimum(sent, 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep))
+    plain = 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep, at.etp)
+    return np.where(at.etp > 1, plain, np.minimum(sent, plain))
 
 
 def scores_seconds(machine: Machine, shape: ModelShape, at: Spread, work: Work, bytes_per_score: float) -> Float:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
 
+from analytic.training import training
 from ir.shape import ModelShape
 
 NO_MODEL = "sizes of the model unknown (hybrid, Llama 4, DeepSeek-V4)"
@@ -45,14 +46,32 @@ def dgxc(r: Record) -> Row | str:
     if integer(r, "pp") > shape.layers:
         return MISPRINT
     sharded = r["workload"] in ("maxtext", "paxml")
-    return _megatron(
-        r,
+    row = _megatron(
+        # Where no degree is printed experts are divided as the rest is: the default of Megatron-Core.
+        {**r, "etp": r["etp"] or r["tp"]},
         shape,
         "sharded jax" if sharded else "nemo",
         float(r["step_time_s"]),
         sharded=sharded,
         recompute="" if sharded else "none",
     )
+    if isinstance(row, str):
+        return row
+    return replace(
+        row,
+        imbalance=1.0 if r["workload"] in CAPPED else row.imbalance,
+        attention_limit=training().trainers["flash2"].attention_limit if _without_cudnn(r) else None,
+    )
+
+
+CAPPED = ("grok1",)
+"""Workloads of which every expert gets as many tokens as any (grok1/grok1_314b.yaml: capacity factor 1, padded)."""
+
+
+def _without_cudnn(r: Record) -> bool:
+    """Whether a recipe turns the fused attention of cuDNN off, so that FlashAttention-2 is left: those of NeMo 1 for
+    GPT-3, Grok and Nemotron 340B (`NVTE_FUSED_ATTN=0` in their configure.sh)."""
+    return r["tag"] < "v25.04" and (r["workload"] in ("nemo_megatron", "grok1") or "340b" in r["model"])
 
 
 def _sequences(r: Record) -> float:
