@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from analytic.distinct import distinct
 from analytic.layers import softmax_seconds
 from analytic.priors import priors
-from analytic.products import Made, gradients, grouped_gradients, head_gradients
+from analytic.products import Made, ending_seconds, gradients, grouped_gradients, head_gradients
 from analytic.setup import Machine
 from analytic.spread import Routing, Spread, Work
 from analytic.stages import Parts, rows_of
@@ -30,6 +30,8 @@ class Back:
     """Products that make gradients of weights; none are made of frozen ones."""
     memory: Float
     """Traffic."""
+    ending: Float
+    """Of a forward pass, the products that end layers."""
     head_inputs: Float
     """Of the output head, and the loss."""
     head_weights: Float
@@ -56,6 +58,7 @@ def _host_back(shape: ModelShape, one: Parts) -> Back:
         inputs=half * products,
         weights=half * products,
         memory=passes * half * one.memory,
+        ending=np.zeros_like(products),
         head_inputs=half * one.head,
         head_weights=half * one.head,
     )
@@ -75,6 +78,7 @@ def _back(
         inputs=inputs,
         weights=weights,
         memory=ratio * (one.memory - one.scaled) + made_here.scaled,
+        ending=ending_seconds(machine, shape, at, m, made),
         head_inputs=head_inputs + ratio * softmax_seconds(machine, shape, at, tokens),
         head_weights=head_weights,
     )

@@ -77,6 +77,13 @@ def gradients(machine: Machine, shape: ModelShape, at: Spread, m: Float, made: M
     return Gradients(inputs=inputs * (m > 0), weights=weights * (m > 0), scaled=scaled * _scaled_seconds(machine, at))
 
 
+def ending_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, made: Made) -> Float:
+    """Seconds, of all layers' dense products for m rows, of those that end a layer: down projections."""
+    matrix = float(shape.ffn), float(shape.hidden)
+    once = made.pieces * _product(machine, at, m / made.pieces, matrix[0] / at.tp, matrix[1])
+    return shape.num_dense_layers * once * (m > 0) if shape.num_dense_layers else np.zeros_like(m)
+
+
 def head_gradients(machine: Machine, shape: ModelShape, at: Spread, tokens: Float, made: Made) -> tuple[Float, Float]:
     """(seconds of gradients of the output head's inputs, of its weights) for so many tokens."""
     k, n = float(shape.hidden), np.maximum(shape.outputs / at.tp.astype(np.float64), 1.0)

@@ -171,7 +171,11 @@ def _backward_pass(
     scale, again_scale = machine.train_scale * loaded(machine), machine.forward_scale * loaded(machine)
     scores = scores_seconds(machine, shape, at, work, loaded(machine))
     core_seconds = one.attention * _core_factor(machine, trainer)
-    compute = (late.inputs + trained * late.weights) * scale + (one.linear - one.memory) * linear * again_scale
+    # What no gradient needs is not computed again where layers are torch's or JAX's: the product that ends a layer
+    # (torch.utils.checkpoint, `early_stop`; dead code to XLA). Megatron-Core computes all of it.
+    spared = late.ending * (x["zero"] == 3)
+    compute = (late.inputs + trained * late.weights) * scale
+    compute = compute + (one.linear - one.memory - spared) * linear * again_scale
     compute = compute + core_seconds * (core * scale + attention * again_scale)
     memory = late.memory * scale + one.memory * linear * again_scale
     adapters = trainer.adapters * adapter_seconds(machine, shape, at, work)
