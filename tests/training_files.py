@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
 
+from analytic.exchange import distinct
 from analytic.training import training
 from ir.shape import ModelShape
 
@@ -144,7 +145,32 @@ def automodel(r: Record) -> Row | str:
         return NO_MODEL
     # Tokens go through DeepEP in groups of experts' devices only: where no degree is printed, those of a shard.
     parallel = r["ep"] or (r["fsdp"] if shape.is_moe and "DeepEP" in r["kernels"] else "")
-    return _megatron({**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
+    recompute = next((kind for name, kind in RECOMPUTED.items() if r["model"].startswith(name)), "")
+    row = _megatron(
+        {**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute=recompute
+    )
+    return row if isinstance(row, str) else replace(row, exchanged=_in_turn(shape, row.ep))
+
+
+RECOMPUTED = {
+    "DeepSeek V3": "full",
+    "Kimi K2": "full",
+    "Qwen3 MoE": "full",
+    "GPT-OSS": "none",
+    "Llama3 70B": "full",
+    "Qwen2.5 32B": "full",
+}
+"""What AutoModel's recipes recompute, by model (examples/benchmark/configs and examples/llm_benchmark,
+`activation_checkpointing`)."""
+
+
+def _in_turn(shape: ModelShape, ep: int) -> float:
+    """Of copies of tokens to random devices, those that go out where a token's experts are the next ones in turn, as
+    AutoModel's benchmarks route them (`FakeBalancedGate`): they lie on as few devices as hold so many."""
+    if shape.moe is None or ep == 1:
+        return 1.0
+    each, local = shape.moe.experts_per_token, shape.moe.experts / ep
+    return max(each / local, 1.0) / distinct(ep, each)
 
 
 def _megatron(

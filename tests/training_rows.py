@@ -88,18 +88,21 @@ class Row:
     """FLOP/s of the attention core, where a recipe turns off the trainer's own."""
     overlaps_experts: bool = False
     """Whether experts' tokens are exchanged while another micro-batch computes."""
+    exchanged: float = 1.0
+    """Of the copies of tokens that routing at random sends to other devices, those that the row's routing sends."""
 
     @property
     def traits(self) -> Trainer:
         """What the row's trainer fuses and hides."""
         found = training().trainers[self.trainer]
+        hidden = EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap
         return replace(
             found,
             logit_bytes=found.logit_bytes if self.logit_bytes is None else self.logit_bytes,
             adapters=self.adapters,
             attention_limit=found.attention_limit if self.attention_limit is None else self.attention_limit,
             expert_launches=found.expert_launches * self.launched,
-            expert_overlap=EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap,
+            expert_overlap=1.0 - self.exchanged * (1.0 - hidden),
         )
 
     @property
