@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from training_files import NO_MODEL, OFFLOADED
-from training_rows import Record, Row, gpu_of, integer, model
+from training_rows import Record, Row, clocks, gpu_of, integer, model
 
 from analytic.training import training
 
@@ -46,9 +48,11 @@ def titan(r: Record) -> Row | str:
     gpus, degrees = integer(r, "num_gpus"), {name: integer(r, name) for name in ("tp", "pp", "cp")}
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     length, local = integer(r, "seq_len", TITAN_LENGTH), integer(r, "local_batch")
+    watts = re.search(r"(\d+)W", r["gpu"])
+    gpu = gpu_of(r["gpu"]) + (f"@{watts[1]}" if watts else "")
     return Row(
         framework="torchtitan",
-        gpu=gpu_of(r["gpu"]),
+        gpu=gpu,
         num_gpus=gpus,
         shape=shape,
         seq_len=length,
@@ -60,6 +64,8 @@ def titan(r: Record) -> Row | str:
         recompute={"full": "full", "": ""}.get(r["activation_checkpointing"], "selective"),
         fp8="float8" in r["precision"],
         trainer="flash2",
+        cut_up=r["async_tp"] == "True",
+        attention_limit=clocks(gpu) * training().trainers["flash2"].attention_limit,
         **degrees,
     )
 
