@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from training_files import automodel, bridge, dgxc
 from training_rows import Record, Row, clocks, gpt, machine, step_seconds
+from training_sharded import prime
 
 from analytic.backward import back_parts
 from analytic.exchange import distinct
@@ -228,6 +229,22 @@ def test_experts_in_turn_lie_on_few_devices() -> None:
     assert row.recompute == "full"
     assert row.exchanged == pytest.approx(2 / distinct(64, 8)), "four experts a device, eight a token"
     assert 1.0 - row.traits.expert_overlap == pytest.approx(row.exchanged)
+
+
+def test_experts_with_adapters_go_one_by_one_off_hopper() -> None:
+    """128 experts, each as many launches as an interpreted layer, which are 14.6 fused ones."""
+    r = record(
+        model="Qwen/Qwen3-30B-A3B-Instruct-2507", lora_rank="16", gpu="NVIDIA B200", num_gpus="8", seq_len="16384",
+        micro_batches="2", activation="Recompute", attention="flash_attention_2", ep="1", cp="1", type="sft",
+        step_time_s_mean="28.3",
+    )  # fmt: skip
+    looped, hopper = row_of(prime(r)), row_of(prime(r | {"gpu": "NVIDIA H100 80GB HBM3"}))
+    assert looped.traits.expert_launches == pytest.approx(128 * 14.6)
+    assert hopper.traits.expert_launches == 60
+    # 48 layers, two micro-batches, and for each expert zeros as large as all sorted tokens, four times.
+    zeros = 48 * 2 * 128 * 4 * (2 * 16384 * 8 * 2048) / machine("b200", 8).device.memory_bandwidth
+    assert looped.beside == pytest.approx(zeros)
+    assert (hopper.beside, row_of(prime(r | {"lora_rank": ""})).beside) == (0.0, 0.0)
 
 
 def test_clocks_go_with_the_cube_root_of_power() -> None:
