@@ -247,6 +247,15 @@ def test_experts_with_adapters_go_one_by_one_off_hopper() -> None:
     assert (hopper.beside, row_of(prime(r | {"lora_rank": ""})).beside) == (0.0, 0.0)
 
 
+def test_biases_of_experts_before_they_were_fused() -> None:
+    """By hand: 36 layers, 4 copies of a token, 68 bytes for a value of 2,880 and 26 for each of twice as many."""
+    r = record(container="26.04", phase="pretrain", model="GPT OSS 120B", gpu="GB200", num_gpus="64", ep="64",
+               global_batch="1280", micro_batch="4", step_time_s_derived="5.1")  # fmt: skip
+    each = 1280 * 4096 * 4 * 36 / 64 * (68 * 2880 + 26 * 2 * 2880)
+    assert row_of(bridge(r)).beside == pytest.approx(each / machine("gb200", 64).device.memory_bandwidth)
+    assert row_of(bridge(r | {"container": "26.06"})).beside == 0.0
+
+
 def test_clocks_go_with_the_cube_root_of_power() -> None:
     assert clocks("h100@500") == pytest.approx((500 / 700) ** (1 / 3))
     assert clocks("h100") == 1.0

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import replace
 
-from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
+from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, machine, model, pieces
 
 from analytic.exchange import distinct
 from analytic.training import training
@@ -103,7 +103,24 @@ def bridge(r: Record) -> Row | str:
     whole = "full_iteration" in r["preset_cuda_graph"] or _as_26_06(r)
     partly = "moe_router" in r["preset_cuda_graph"] or not r["preset_cuda_graph"]
     overlaps = r["preset_moe_a2a_overlap"] == "True" or _as_26_06(r)
-    return replace(row, launched=0.0 if whole else PARTLY if partly else 1.0, overlaps_experts=overlaps)
+    biases = _biases(row) if "GPT OSS" in r["model"] and r["container"] < "26.06" else 0.0
+    return replace(row, launched=0.0 if whole else PARTLY if partly else 1.0, overlaps_experts=overlaps, beside=biases)
+
+
+BIAS_BYTES, CLAMP_BYTES = 68.0, 26.0
+"""Read and written, forward and backward, for a value of an expert's output to add its bias times the router's weight in
+float32, which is concatenated and cast back; and for a value of its gate and up projections to clamp and concatenate them,
+once again where activations are recomputed."""
+
+
+def _biases(row: Row) -> float:
+    """Seconds of a step in which Megatron-Core biases and clamps gpt-oss' experts with kernels of their own
+    (`TEGroupedMLP._apply_bias`, `weighted_bias_quick_geglu_impl`); from release 26.06 on they are fused with products."""
+    shape = row.shape
+    assert shape.moe is not None
+    each = BIAS_BYTES * shape.hidden + CLAMP_BYTES * 2.0 * shape.moe.ffn
+    rows = row.global_batch * row.seq_len * shape.moe.experts_per_token * shape.num_moe_layers / row.num_gpus
+    return rows * each / machine(row.gpu, row.num_gpus).device.memory_bandwidth
 
 
 PARTLY = 0.5
