@@ -149,9 +149,8 @@ def _cut_up(at: Spread, trainer: Trainer) -> NDArray[np.bool_]:
 def _hidden(at: Spread, trainer: Trainer) -> Float:
     """Of tensor-parallel collectives that are cut up, a part hides under products, and of those that gather inputs of
     fp8 products half the bytes travel."""
-    return np.where(
-        _cut_up(at, trainer), 1.0 - (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 0.0
-    )
+    left = (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0)
+    return np.where(_cut_up(at, trainer), 1.0 - left, 0.0)
 
 
 FP8_GATHERS = 0.75
