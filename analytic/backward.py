@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from analytic.priors import priors
 from analytic.products import Made, ending_seconds, gradients, grouped_gradients, head_gradients
 from analytic.setup import Machine
 from analytic.spread import Routing, Spread, Work
-from analytic.stages import Parts, rows_of
+from analytic.stages import Parts, differing, each_part, rows_of
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
@@ -37,17 +36,18 @@ class Back:
     head_weights: Float
 
 
-def back_parts(
-    machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made, one: Parts
-) -> Back:
-    """Of a micro-batch whose forward pass takes `one`; see `parts` for the others."""
+def both_ways(
+    machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made
+) -> tuple[Parts, Back]:
+    """A micro-batch forward and back, each different one priced once; see `parts` for the arguments."""
+    first, inverse = distinct([*differing(shape, at, work), made.pieces, made.output_bytes], len(at.tp))
+    at, work, made = rows_of(at, first), rows_of(work, first), rows_of(made, first)
+    one = each_part(machine, shape, at, work, made, imbalance)
     if machine.is_host:
-        return _host_back(shape, one)
-    columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
-    columns += [work.tokens, work.head_tokens, made.pieces, made.output_bytes]
-    first, inverse = distinct(columns, len(at.tp))
-    picked = rows_of(at, first), rows_of(work, first), rows_of(made, first), rows_of(one, first)
-    return rows_of(_back(machine, shape, *picked, Routing(imbalance=imbalance)), inverse)
+        late = _host_back(shape, one)
+    else:
+        late = _back(machine, shape, at, work, made, one, Routing(imbalance=imbalance))
+    return rows_of(one, inverse), rows_of(late, inverse)
 
 
 def _host_back(shape: ModelShape, one: Parts) -> Back:

@@ -50,12 +50,22 @@ Arrays = TypeVar("Arrays", bound="DataclassInstance")
 def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
-    columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
-    columns += [work.tokens, work.squares, work.head_tokens, made.pieces]
-    first, inverse = distinct(columns, len(at.tp))
-    price = _host_parts if machine.is_host else _parts
-    picked = rows_of(at, first), rows_of(work, first), rows_of(made, first)
-    return rows_of(price(machine, shape, *picked, Routing(imbalance=imbalance)), inverse)
+    first, inverse = distinct([*differing(shape, at, work), made.pieces], len(at.tp))
+    one = each_part(machine, shape, rows_of(at, first), rows_of(work, first), rows_of(made, first), imbalance)
+    return rows_of(one, inverse)
+
+
+def differing(shape: ModelShape, at: Spread, work: Work) -> list[NDArray[Any]]:
+    """What one micro-batch differs in from another."""
+    replicas = [at.dp] if shape.is_moe else []
+    return [at.tp, at.cp, at.ep, at.etp, at.fp8, *replicas, work.tokens, work.squares, work.head_tokens]
+
+
+def each_part(
+    machine: Machine, shape: ModelShape, at: Spread, work: Work, made: Made, imbalance: float | None
+) -> Parts:
+    """As `parts`, every row priced."""
+    return (_host_parts if machine.is_host else _parts)(machine, shape, at, work, made, Routing(imbalance=imbalance))
 
 
 def rows_of(record: Arrays, rows: NDArray[np.intp]) -> Arrays:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.backward import Back, back_parts
+from analytic.backward import Back, both_ways
 from analytic.costs import Columns
 from analytic.device import overlapped
 from analytic.layers import Spread, Work
@@ -28,7 +28,6 @@ from analytic.stages import (
     flight_seconds,
     largest_share,
     neighbour_seconds,
-    parts,
     scores_seconds,
     slowest_stage,
 )
@@ -82,8 +81,7 @@ def train_step(
     """
     micro = cut(machine, x, batch, at.cp)
     how = made(at, x["zero"], trainer)
-    one = parts(machine, shape, at, micro.mean, micro.imbalance, how)
-    late = back_parts(machine, shape, at, micro.mean, micro.imbalance, how, one)
+    one, late = both_ways(machine, shape, at, micro.mean, micro.imbalance, how)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer)
     back = _backward_pass(machine, shape, at, x, micro.mean, (one, late), trainer)
     kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, late)), trainer)

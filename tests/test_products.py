@@ -10,7 +10,7 @@ from training_files import automodel, bridge, dgxc
 from training_rows import Record, Row, clocks, gpt, machine, step_seconds
 from training_sharded import prime
 
-from analytic.backward import back_parts
+from analytic.backward import both_ways
 from analytic.exchange import distinct
 from analytic.fit import machine_of
 from analytic.kernels import gemm_seconds, narrow_seconds
@@ -18,7 +18,7 @@ from analytic.layers import Spread, Work, around, divided, matrices, spread_of
 from analytic.priors import priors
 from analytic.products import Made, ending_seconds, gradients, products
 from analytic.spread import Routing
-from analytic.stages import dispatch_seconds, parts
+from analytic.stages import dispatch_seconds
 from analytic.training import training
 from analytic.update import made
 from ir.shape import Moe
@@ -144,8 +144,7 @@ def test_a_core_makes_each_gradient_in_a_forward_pass() -> None:
     """What `calibrate` assumes when it scales whole passes."""
     host = machine_of(load_cluster("examples/arithmetic/cluster.toml").groups[0])
     at = spread()
-    one = parts(host, GPT, at, work(), None, how())
-    late = back_parts(host, GPT, at, work(), None, how(), one)
+    one, late = both_ways(host, GPT, at, work(), None, how())
     assert priors().backward_ratio == 2.0
     assert late.inputs + late.weights + late.memory == pytest.approx(2.0 * one.linear)
     assert late.head_inputs + late.head_weights == pytest.approx(2.0 * one.head)
