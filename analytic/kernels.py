@@ -30,8 +30,19 @@ def table(machine: Machine, kernel: str, *parts: str) -> Grid | None:
     return None if name is None or machine.is_host else grid("/".join((kernel, name, *parts)))
 
 
-def gemm_seconds(machine: Machine, m: Number, k: Number, n: Number, precision: Precision = "bf16") -> Float:
-    """Seconds of a product [m, k] x [k, n], its launch included; on a core without the launch."""
+def gemm_seconds(
+    machine: Machine, m: Number, k: Number, n: Number, precision: Precision = "bf16", output_bytes: Number = 2.0
+) -> Float:
+    """Seconds of a product [m, k] x [k, n], its launch included; on a core without the launch.
+
+    Args:
+        machine: The device.
+        m: Rows.
+        k: Values of a row.
+        n: Values of an output's row.
+        precision: Of the inputs. Products in fp8 quantise the rows first, as measured ones do.
+        output_bytes: Bytes read and written for a value of the output.
+    """
     if machine.is_host:
         return np.asarray(machine.roofline.matmul(np.asarray(m, dtype=np.float64), k, n))
     found = table(machine, "gemm", precision)
@@ -39,16 +50,31 @@ def gemm_seconds(machine: Machine, m: Number, k: Number, n: Number, precision: P
         narrow = precision != "bf16"
         own = machine.roofline
         seconds = own.matmul(np.asarray(m, dtype=np.float64), k, n, speed=_peak(machine, precision) if narrow else 1.0)
-        return np.asarray(seconds + own.launch_s)
-    return gemm_closed(machine, m, k, n, precision) * found.factor(m, n, k)
+        wider = (np.asarray(output_bytes) - 2.0) * m * n * own.seconds_per_byte
+        return np.asarray(seconds + wider + own.launch_s)
+    return gemm_closed(machine, m, k, n, precision, output_bytes) * found.factor(m, n, k)
 
 
-def gemm_closed(machine: Machine, m: Number, k: Number, n: Number, precision: Precision = "bf16") -> Float:
+def gemm_closed(
+    machine: Machine, m: Number, k: Number, n: Number, precision: Precision = "bf16", output_bytes: Number = 2.0
+) -> Float:
     """What the tables of products correct: a root of squares, and a launch."""
     own, width = machine.roofline, 2.0 if precision == "bf16" else 1.0
-    compute = np.asarray(m) * (k * 2.0 * n * own.seconds_per_flop / _peak(machine, precision))
-    values = np.asarray(m) * (width * k + 2.0 * np.asarray(n)) + width * np.asarray(k * n)
+    compute = np.asarray(m) * (k * 2.0 * np.asarray(n) * own.seconds_per_flop / _peak(machine, precision))
+    values = np.asarray(m) * (width * np.asarray(k) + output_bytes * np.asarray(n)) + width * np.asarray(k * n)
     return knee(compute, values * own.seconds_per_byte, 2.0) + own.launch_s
+
+
+def narrow_seconds(machine: Machine, m: Number, k: Number, n: Number, output_bytes: Number = 2.0) -> Float:
+    """Seconds of a product in fp8 whose inputs lie there quantised: what measured ones take, less what they quantise
+    their rows in, but not less than the arithmetic at the data sheet's peak."""
+    own = machine.roofline
+    whole = gemm_seconds(machine, m, k, n, "fp8", output_bytes)
+    if table(machine, "gemm", "fp8") is None:
+        return whole
+    rows = kernel_facts()["fp8"]["quantise"] * np.asarray(m) * k
+    least = np.asarray(m) * (k * 2.0 * np.asarray(n)) / machine.device.peak_flops["fp8"] + own.launch_s
+    return np.asarray(np.maximum(whole - rows, least))
 
 
 def gemm_traffic(machine: Machine, m: Number, k: Number, n: Number) -> NDArray[np.bool_]:

@@ -6,6 +6,7 @@ parallelism tokens, expert parallelism experts, pipeline parallelism layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -33,25 +34,45 @@ _PLAIN = Routing()
 
 def forward(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing = _PLAIN) -> Forward:
     """A forward pass without the host's launches; pipeline stages added up."""
-    m, layers = work.tokens / at.cp, shape.layers
-    attention = _attention(machine, shape, at, work)
-    head, head_memory = _head(machine, shape, at, work.head_tokens / at.cp)
-    mixer, memory = _products(machine, _attention_cuts(machine, shape), at, m)
-    moving = layers * _elementwise(machine, shape, at, m)
-    kernels = layers * mixer + moving + attention + head
-    memory = layers * memory + moving + head_memory
-    for count, cuts in _network_cuts(machine, shape):
+    m, one = work.tokens / at.cp, around(machine, shape, at, work, routing)
+    kernels, memory, collectives = one.kernels, one.memory, one.collectives
+    for count, cuts in matrices(machine, shape):
         seconds, slow = _products(machine, cuts, at, m)
         kernels, memory = kernels + count * seconds, memory + count * slow
-    tensor = layers * _tensor_traffic(machine, shape, at, m, routing)
-    collectives = tensor + layers * _context_traffic(machine, shape, at, m, attention)
     if shape.num_moe_layers:
         seconds, slow = experts(machine, shape, at, m, routing)
         kernels, memory = kernels + shape.num_moe_layers * seconds, memory + shape.num_moe_layers * slow
         collectives = collectives + shape.num_moe_layers * expert_traffic(machine, shape, at, m, routing)
+    return replace(one, kernels=kernels, collectives=collectives, memory=memory)
+
+
+def around(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing = _PLAIN) -> Forward:
+    """What of a forward pass is around the products of its layers and around experts: attention cores, traffic, the
+    head, and collectives of tensor and context parallelism."""
+    m, layers = work.tokens / at.cp, shape.layers
+    attention = _attention(machine, shape, at, work)
+    head, head_memory = _head(machine, shape, at, work.head_tokens / at.cp)
+    moving = layers * _elementwise(machine, shape, at, m)
+    tensor = _tensor_traffic(machine, shape, at, m, routing)
     return Forward(
-        kernels=kernels, collectives=collectives, memory=memory, attention=attention, head=head, tensor=tensor
+        kernels=moving + attention + head,
+        collectives=tensor + layers * _context_traffic(machine, shape, at, m, attention),
+        memory=moving + head_memory,
+        attention=attention,
+        head=head,
+        tensor=tensor,
     )
+
+
+def matrices(machine: Machine, shape: ModelShape) -> list[tuple[int, list[tuple[Matmul, Cut]]]]:
+    """(layers, matrices) of all but experts."""
+    return [(shape.layers, _attention_cuts(machine, shape)), *_network_cuts(machine, shape)]
+
+
+def divided(at: Spread, matrix: Matmul, cut: Cut) -> tuple[Float | float, Float | float]:
+    """(values of an input's row, of an output's) on a tensor-parallel device."""
+    (k, n), tp = matrix, _number(at.tp)
+    return (k / tp if cut == "rows" else float(k)), (n / tp if cut == "columns" else float(n))
 
 
 def num_launches(shape: ModelShape) -> int:
@@ -94,9 +115,8 @@ def _gated_cuts(machine: Machine, shape: ModelShape, width: int) -> list[tuple[M
 def _products(machine: Machine, cuts: list[tuple[Matmul, Cut]], at: Spread, m: Float) -> tuple[Float, Float]:
     """Seconds of the matrices one after the other, and of those among them that take it for memory traffic."""
     total, memory = np.zeros_like(m), np.zeros_like(m)
-    tp = _number(at.tp)
-    for (k, n), cut in cuts:
-        inner, outer = (k / tp if cut == "rows" else float(k)), (n / tp if cut == "columns" else float(n))
+    for matrix, cut in cuts:
+        inner, outer = divided(at, matrix, cut)
         seconds = _product(machine, at, m, inner, outer)
         total = total + seconds
         memory = memory + seconds * gemm_traffic(machine, m, inner, outer)
@@ -155,19 +175,34 @@ def _attention(machine: Machine, shape: ModelShape, at: Spread, work: Work) -> F
 
 def _head(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> tuple[Float, Float]:
     """The output head and its softmax, and what of them memory traffic takes."""
-    width = np.maximum(shape.outputs / _number(at.tp), 1.0)
-    softmax = 6.0 * tokens * width * machine.device.bytes_per_value / machine.device.memory_bandwidth
+    width, softmax = np.maximum(shape.outputs / _number(at.tp), 1.0), softmax_seconds(machine, shape, at, tokens)
     product = gemm_seconds(machine, tokens, float(shape.hidden), width)
     product = product if machine.is_host else product * (tokens > 0)
     return product + softmax, softmax + product * gemm_traffic(machine, tokens, float(shape.hidden), width)
 
 
+def softmax_seconds(machine: Machine, shape: ModelShape, at: Spread, tokens: Float) -> Float:
+    """Memory traffic of log-probabilities of the logits of so many tokens."""
+    width = np.maximum(shape.outputs / _number(at.tp), 1.0)
+    return np.asarray(6.0 * tokens * width * machine.device.bytes_per_value / machine.device.memory_bandwidth)
+
+
 def _tensor_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
-    """Two all-reduces of the hidden state a layer, or what is the same with sequence parallelism."""
+    """Collectives of all layers over the hidden state: all-reduces, or what is the same with sequence parallelism."""
     size = m * shape.hidden * machine.device.bytes_per_value
-    return 2.0 * collective_seconds(
-        machine.levels, "all_reduce", size, at.tp, engine="vllm" if routing.engine else None
-    )
+    once = collective_seconds(machine.levels, "all_reduce", size, at.tp, engine="vllm" if routing.engine else None)
+    if routing.engine or machine.is_host or not shape.num_moe_layers:
+        return 2.0 * shape.layers * once
+    return (shape.layers + shape.num_dense_layers + shape.num_moe_layers * _expert_collectives(shape, at)) * once
+
+
+def _expert_collectives(shape: ModelShape, at: Spread) -> Float:
+    """All-reduces of the hidden state that a trainer's layer needs for its experts: none where each is whole on a
+    device, since tokens are dispatched from where sequence parallelism left them; where tensor parallelism divides
+    them, what arrived for them is gathered and scattered, as many copies as a token has experts. Shared experts are
+    divided as dense networks are (Megatron-Core, `MoEAlltoAllTokenDispatcher`, `SharedExpertMLP`)."""
+    assert shape.moe is not None
+    return np.where(at.etp > 1, float(shape.moe.experts_per_token), 0.0) + float(shape.moe.shared_ffn > 0)
 
 
 def _context_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, attention: Float) -> Float:

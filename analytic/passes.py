@@ -17,7 +17,7 @@ from analytic.parallel import OFFLOAD_ALL, OFFLOAD_OPTIMIZER, gather_seconds, ho
 from analytic.setup import Machine, Setup
 from analytic.stages import flight_seconds, parts, slowest_stage
 from analytic.training import Trainer, training
-from analytic.update import forward_pass, launched_layers, train_step
+from analytic.update import forward_pass, launched_layers, made, train_step
 from analytic.weights import (
     gradient_bytes,
     largest_stage,
@@ -88,7 +88,7 @@ def _pass_seconds(machine: Machine, shape: ModelShape, at: Spread, x: Columns, m
     """Micro-batches through a pipeline, forward only, by kind. Sharded weights are gathered for each, in part under the
     layers before."""
     host, trainer = machine.device.host, training().trainers["flash"]
-    one = parts(machine, shape, at, micro.mean, micro.imbalance)
+    one = parts(machine, shape, at, micro.mean, micro.imbalance, made(at, x["zero"], trainer))
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer, machine.forward_scale)
     kernels = forth.compute + forth.memory + forth.head
     launches = np.full(len(kernels), host.forward_s + launched_layers(machine, shape, trainer) * host.forward_layer_s)

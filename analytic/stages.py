@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds, overlap_of
 from analytic.distinct import distinct
-from analytic.kernels import gemm_seconds
-from analytic.layers import Routing, Spread, Work, forward
-from analytic.moe import expert_traffic, experts
-from analytic.moe import imbalance as routed_imbalance
+from analytic.layers import Routing, Spread, Work, around, forward
+from analytic.moe import expert_traffic
+from analytic.products import Made, grouped_products, products, sorting_seconds
 from analytic.setup import Machine
 from analytic.training import Trainer
 from ir.shape import ModelShape
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
-
-
-HALF_TILE = 64.0
-"""Half of the rows of a tile of large products."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,86 +40,83 @@ class Parts:
     """Of `collectives`, dispatch and combine of experts' tokens."""
     memory: Float
     """Of `linear`, what memory traffic and not arithmetic takes."""
+    scaled: Float
+    """Of `memory`, quantising inputs."""
 
 
-Arrays = TypeVar("Arrays", Spread, Work, Parts)
+Arrays = TypeVar("Arrays", bound="DataclassInstance")
 
 
-def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None) -> Parts:
+def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
-    columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
-    columns += [work.tokens, work.squares, work.head_tokens]
-    first, inverse = distinct(columns, len(at.tp))
-    one = _parts(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance))
-    return _rows(one, inverse)
+    first, inverse = distinct([*differing(shape, at, work), made.pieces], len(at.tp))
+    one = each_part(machine, shape, rows_of(at, first), rows_of(work, first), rows_of(made, first), imbalance)
+    return rows_of(one, inverse)
 
 
-def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
+def differing(shape: ModelShape, at: Spread, work: Work) -> list[NDArray[Any]]:
+    """What one micro-batch differs in from another."""
+    replicas = [at.dp] if shape.is_moe else []
+    return [at.tp, at.cp, at.ep, at.etp, at.fp8, *replicas, work.tokens, work.squares, work.head_tokens]
+
+
+def each_part(
+    machine: Machine, shape: ModelShape, at: Spread, work: Work, made: Made, imbalance: float | None
+) -> Parts:
+    """As `parts`, every row priced."""
+    return (_host_parts if machine.is_host else _parts)(machine, shape, at, work, made, Routing(imbalance=imbalance))
+
+
+def rows_of(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
+    """Some rows of a record of arrays."""
     return type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
 
 
-def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing) -> Parts:
+def _host_parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, _: Made, routing: Routing) -> Parts:
     whole = forward(machine, shape, at, work, routing)
-    linear = whole.kernels - whole.attention - whole.head
-    memory, collectives, exchange = np.minimum(whole.memory, linear), whole.collectives, np.zeros_like(linear)
-    if shape.num_moe_layers and not machine.is_host:
-        m = work.tokens / at.cp
-        served, slow = experts(machine, shape, at, m, routing)
-        trained = grouped_seconds(machine, shape, at, m, routing)
-        linear = linear + shape.num_moe_layers * (trained - served)
-        memory = np.clip(memory - shape.num_moe_layers * slow, 0.0, linear)
-        sent = expert_traffic(machine, shape, at, m, routing)
-        exchange = shape.num_moe_layers * dispatch_seconds(machine, shape, at, m, sent)
-        collectives = collectives + exchange - shape.num_moe_layers * sent
+    linear, none = whole.kernels - whole.attention - whole.head, np.zeros_like(work.tokens)
     return Parts(
         linear=linear,
         attention=whole.attention,
         head=whole.head,
-        collectives=collectives,
+        collectives=whole.collectives,
         tensor=whole.tensor,
+        exchange=none,
+        memory=np.minimum(whole.memory, linear),
+        scaled=none,
+    )
+
+
+def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, made: Made, routing: Routing) -> Parts:
+    m, rest = work.tokens / at.cp, around(machine, shape, at, work, routing)
+    multiplied, scaled = products(machine, shape, at, m, made)
+    moving, exchange = rest.kernels - rest.attention - rest.head, np.zeros_like(m)
+    if shape.num_moe_layers:
+        count, sent = shape.num_moe_layers, expert_traffic(machine, shape, at, m, routing)
+        multiplied = multiplied + count * grouped_products(machine, shape, at, m, routing)
+        moving = moving + count * sorting_seconds(machine, shape, at, m, routing)
+        exchange = count * dispatch_seconds(machine, shape, at, m, sent)
+    return Parts(
+        linear=multiplied + moving + scaled,
+        attention=rest.attention,
+        head=rest.head,
+        collectives=rest.collectives + exchange,
+        tensor=rest.tensor,
         exchange=exchange,
-        memory=memory,
+        memory=moving + scaled,
+        scaled=scaled,
     )
 
 
 def dispatch_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, sent: Float) -> Float:
     """Dispatch and combine in a trainer, whose recipes choose the way: that of engines (`sent` seconds), or a plain
-    all-to-all with a copy of each token for each of its experts, which is faster where links inside a domain are."""
+    all-to-all with a copy of each token for each of its experts, which is faster where links inside a domain are, and
+    the only way between experts that are divided, whose other parts lie between them."""
     assert shape.moe is not None
     size = m / at.tp * shape.moe.experts_per_token * shape.hidden * machine.device.bytes_per_value
-    return np.minimum(sent, 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep))
-
-
-def grouped_seconds(machine: Machine, shape: ModelShape, at: Spread, m: Float, routing: Routing) -> Float:
-    """Router and routed experts of a layer as trainers run them: tokens are sorted by expert and back, and products of
-    all experts are one launch, as long as a plain one of all their rows, or as reading all their weights. An expert
-    wastes half a tile of rows. (Engines fuse all of it into kernels for few tokens, which have tables of their own.)"""
-    moe = shape.moe
-    assert moe is not None
-    met = m * at.cp * at.dp / np.maximum(at.tp * at.cp * at.dp / (at.ep * at.etp), 1.0)
-    local = moe.experts / at.ep
-    rows = met * moe.experts_per_token / at.ep * routed_imbalance(at.ep, met, routing)
-    padded, width, hidden = rows + HALF_TILE * local, moe.ffn / at.etp, float(shape.hidden)
-    seconds = _grouped(machine, at, padded, (hidden, 2.0 * width), local)
-    seconds = seconds + _grouped(machine, at, padded, (width, hidden), local)
-    sorting = 4.0 * rows * hidden * machine.device.bytes_per_value / machine.device.memory_bandwidth
-    router = gemm_seconds(machine, m, hidden, float(moe.experts))
-    return np.asarray((router + seconds + sorting) * (m > 0))
-
-
-def _grouped(
-    machine: Machine, at: Spread, rows: Float, matrix: tuple[Float | float, Float | float], local: Float
-) -> Float:
-    """Products of all local experts; in fp8 with whichever scaling pays, or in bfloat16 if none does: narrow products
-    spend more on scaling than they save."""
-    k, n = matrix
-    plain = gemm_seconds(machine, rows, k, n)
-    if at.fp8.any():
-        narrow = np.minimum(gemm_seconds(machine, rows, k, n, "fp8"), gemm_seconds(machine, rows, k, n, "fp8_block"))
-        plain = np.where(at.fp8, np.minimum(plain, narrow), plain)
-    width = np.where(at.fp8, 1.0, machine.device.bytes_per_value)
-    return np.asarray(np.maximum(plain, local * k * n * width * machine.roofline.seconds_per_byte))
+    plain = 2.0 * collective_seconds(machine.levels, "all_to_all", size, at.ep, at.etp)
+    return np.where(at.etp > 1, plain, np.minimum(sent, plain))
 
 
 def scores_seconds(machine: Machine, shape: ModelShape, at: Spread, work: Work, bytes_per_score: float) -> Float:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.backward import Back, both_ways
 from analytic.costs import Columns
 from analytic.device import overlapped
 from analytic.layers import Spread, Work
 from analytic.microbatch import Batch, Micro, cut, straggling
 from analytic.parallel import Exchange, exchange, exposed_across, exposed_reduction, optimizer_seconds
 from analytic.priors import priors
+from analytic.products import Made
 from analytic.serving import generation_of
 from analytic.setup import Machine
 from analytic.stages import (
@@ -26,7 +28,6 @@ from analytic.stages import (
     flight_seconds,
     largest_share,
     neighbour_seconds,
-    parts,
     scores_seconds,
     slowest_stage,
 )
@@ -79,10 +80,11 @@ def train_step(
         trainer: What fuses and hides.
     """
     micro = cut(machine, x, batch, at.cp)
-    one = parts(machine, shape, at, micro.mean, micro.imbalance)
+    how = made(at, x["zero"], trainer)
+    one, late = both_ways(machine, shape, at, micro.mean, micro.imbalance, how)
     forth = forward_pass(machine, shape, at, micro.mean, one, trainer)
-    back = _backward_pass(machine, shape, at, x, micro.mean, one, trainer)
-    kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, one)), trainer)
+    back = _backward_pass(machine, shape, at, x, micro.mean, (one, late), trainer)
+    kinds = _flight(machine, shape, at, x, micro, (forth, back, weight_gradients(machine, shape, late)), trainer)
     core = _core_factor(machine, trainer) * (1.0 + training().attention_backward) * loaded(machine)
     waiting = _straggling(machine, x, batch, micro, at, (kinds, micro.batches * one.attention * core / at.pp))
     optimizer, moved = optimizer_seconds(machine, shape, at, x)
@@ -128,11 +130,25 @@ def _communication(at: Spread, one: Parts, trainer: Trainer) -> Float:
     return np.asarray(one.collectives - hidden)
 
 
+def made(at: Spread, zero: NDArray[np.int32], trainer: Trainer) -> Made:
+    """How the trainer makes products. Where ZeRO-3 divides gradients a product writes them once in bfloat16; else it
+    reads what earlier micro-batches left and writes the sum (Megatron-Core, `gradient_accumulation_fusion`)."""
+    return Made(
+        pieces=np.where(_cut_up(at, trainer), at.tp, 1).astype(np.float64),
+        output_bytes=np.where(zero == 3, 2.0, 2.0 * trainer.gradient_bytes),
+    )
+
+
+def _cut_up(at: Spread, trainer: Trainer) -> NDArray[np.bool_]:
+    """Whether collectives of tensor parallelism are cut up with their products; layers with experts cut up none."""
+    return np.asarray((at.tp > 1) & (at.ep == 1) & (trainer.tensor_overlap > 0))
+
+
 def _hidden(at: Spread, trainer: Trainer) -> Float:
     """Of tensor-parallel collectives that are cut up, a part hides under products, and of those that gather inputs of
-    fp8 products half the bytes travel; layers with experts cut up none."""
-    cut_up = (at.tp > 1) & (at.ep == 1) & (trainer.tensor_overlap > 0)
-    return np.where(cut_up, 1.0 - (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0), 0.0)
+    fp8 products half the bytes travel."""
+    left = (1.0 - trainer.tensor_overlap) * np.where(at.fp8, FP8_GATHERS, 1.0)
+    return np.where(_cut_up(at, trainer), 1.0 - left, 0.0)
 
 
 FP8_GATHERS = 0.75
@@ -140,12 +156,11 @@ FP8_GATHERS = 0.75
 
 
 def _backward_pass(
-    machine: Machine, shape: ModelShape, at: Spread, x: Columns, work: Work, one: Parts, trainer: Trainer
+    machine: Machine, shape: ModelShape, at: Spread, x: Columns, work: Work, both: tuple[Parts, Back], trainer: Trainer
 ) -> Pass:
     """Gradients of inputs and of weights, and what is computed again. Frozen weights need only the former."""
-    frozen = bool(shape.lora_rank)
-    ratio = priors().backward_ratio / (2.0 if frozen else 1.0)
-    core = ratio if machine.is_host else training().attention_backward
+    (one, late), trained = both, 0.0 if shape.lora_rank else 1.0
+    core = priors().backward_ratio if machine.is_host else training().attention_backward
     again_all, again_core = x["recompute"] == FULL, x["recompute"] == SELECTIVE
     linear, attention = np.where(again_all, 1.0, 0.0), np.where(again_all | again_core, 1.0, 0.0)
     if machine.is_host:
@@ -153,9 +168,13 @@ def _backward_pass(
     scale, again_scale = machine.train_scale * loaded(machine), machine.forward_scale * loaded(machine)
     scores = scores_seconds(machine, shape, at, work, loaded(machine))
     core_seconds = one.attention * _core_factor(machine, trainer)
-    compute = (one.linear - one.memory) * (ratio * scale + linear * again_scale)
+    # What no gradient needs is not computed again where layers are torch's or JAX's: the product that ends a layer
+    # (torch.utils.checkpoint, `early_stop`; dead code to XLA). Megatron-Core computes all of it.
+    spared = late.ending * (x["zero"] == 3)
+    compute = (late.inputs + trained * late.weights) * scale
+    compute = compute + (one.linear - one.memory - spared) * linear * again_scale
     compute = compute + core_seconds * (core * scale + attention * again_scale)
-    memory = one.memory * (ratio * scale + linear * again_scale)
+    memory = late.memory * scale + one.memory * linear * again_scale
     adapters = trainer.adapters * adapter_seconds(machine, shape, at, work)
     memory = memory + adapters * (1.0 + linear) * loaded(machine)
     memory = memory + scores * (trainer.score_bytes_backward + attention * trainer.score_bytes)
@@ -166,16 +185,15 @@ def _backward_pass(
         memory=memory,
         communication=(1.0 + linear) * _communication(at, one, trainer),
         host=np.zeros_like(compute),
-        head=one.head * (ratio * scale + again_head),
+        head=(late.head_inputs + trained * late.head_weights) * scale + one.head * again_head,
     )
 
 
-def weight_gradients(machine: Machine, shape: ModelShape, one: Parts) -> Float:
-    """Seconds of weights' gradients in a backward pass: half of its products, none where weights are frozen."""
+def weight_gradients(machine: Machine, shape: ModelShape, late: Back) -> Float:
+    """Seconds of weights' gradients in a backward pass: none where weights are frozen."""
     if shape.lora_rank:
-        return np.zeros_like(one.linear)
-    half = priors().backward_ratio / 2.0 * machine.train_scale * loaded(machine)
-    return np.asarray(half * (one.linear - one.memory + one.head))
+        return np.zeros_like(late.weights)
+    return np.asarray(machine.train_scale * loaded(machine) * (late.weights + late.head_weights))
 
 
 def launched_layers(machine: Machine, shape: ModelShape, trainer: Trainer) -> float:

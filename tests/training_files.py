@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
-from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, model, pieces
+from training_rows import SYSTEMS, Record, Row, gpt, gpu_of, integer, machine, model, pieces
 
+from analytic.exchange import distinct
+from analytic.training import training
 from ir.shape import ModelShape
 
 NO_MODEL = "sizes of the model unknown (hybrid, Llama 4, DeepSeek-V4)"
@@ -25,6 +28,11 @@ QKV = 0.15
 """Share of adapters' traffic where only queries, keys and values have one: the default of NeMo's recipes
 (examples/nlp/language_modeling/tuning/conf), for the sizes of Llama 3 8B."""
 
+SQUAD = 22
+"""Samples of SQuAD that NeMo and Megatron Bridge pack into 4,096 tokens to fine-tune on: contexts of 120 words and
+questions of 10, some 185 tokens with the template (NeMo 24.07, performance summary, "Finetuning"; recipes of NeMo 2 and
+Megatron Bridge in performance mode)."""
+
 LORA_RANK = 16
 """Of rows that do not print it: the default of NeMo's recipes."""
 
@@ -39,14 +47,42 @@ def dgxc(r: Record) -> Row | str:
     if integer(r, "pp") > shape.layers:
         return MISPRINT
     sharded = r["workload"] in ("maxtext", "paxml")
-    return _megatron(
-        r,
+    row = _megatron(
+        # Where no degree is printed experts are divided as the rest is: the default of Megatron-Core.
+        {**r, "etp": r["etp"] or r["tp"]},
         shape,
         "sharded jax" if sharded else "nemo",
         float(r["step_time_s"]),
         sharded=sharded,
         recompute="" if sharded else "none",
     )
+    if isinstance(row, str):
+        return row
+    return replace(
+        row,
+        imbalance=1.0 if r["workload"] in CAPPED else row.imbalance,
+        attention_limit=training().trainers["flash2"].attention_limit if _without_cudnn(r) else None,
+    )
+
+
+CAPPED = ("grok1",)
+"""Workloads of which every expert gets as many tokens as any (grok1/grok1_314b.yaml: capacity factor 1, padded)."""
+
+
+def _without_cudnn(r: Record) -> bool:
+    """Whether a recipe turns the fused attention of cuDNN off, so that FlashAttention-2 is left: those of NeMo 1 for
+    GPT-3, Grok and Nemotron 340B (`NVTE_FUSED_ATTN=0` in their configure.sh)."""
+    return r["tag"] < "v25.04" and (r["workload"] in ("nemo_megatron", "grok1") or "340b" in r["model"])
+
+
+def _sequences(r: Record) -> float:
+    """Of a step. A number that replicas cannot share is a misprint: then what their micro-batches add up to."""
+    printed, replicas = float(r["global_batch"]), integer(r, "num_gpus") / math.prod(integer(r, n) for n in DEGREES)
+    each = replicas * integer(r, "micro_batch")
+    return each * integer(r, "grad_accum") if r.get("grad_accum") and printed % each else printed
+
+
+DEGREES = ("tp", "pp", "cp")
 
 
 def bridge(r: Record) -> Row | str:
@@ -67,7 +103,24 @@ def bridge(r: Record) -> Row | str:
     whole = "full_iteration" in r["preset_cuda_graph"] or _as_26_06(r)
     partly = "moe_router" in r["preset_cuda_graph"] or not r["preset_cuda_graph"]
     overlaps = r["preset_moe_a2a_overlap"] == "True" or _as_26_06(r)
-    return replace(row, launched=0.0 if whole else PARTLY if partly else 1.0, overlaps_experts=overlaps)
+    biases = _biases(row) if "GPT OSS" in r["model"] and r["container"] < "26.06" else 0.0
+    return replace(row, launched=0.0 if whole else PARTLY if partly else 1.0, overlaps_experts=overlaps, beside=biases)
+
+
+BIAS_BYTES, CLAMP_BYTES = 68.0, 26.0
+"""Read and written, forward and backward, for a value of an expert's output to add its bias times the router's weight in
+float32, which is concatenated and cast back; and for a value of its gate and up projections to clamp and concatenate them,
+once again where activations are recomputed."""
+
+
+def _biases(row: Row) -> float:
+    """Seconds of a step in which Megatron-Core biases and clamps gpt-oss' experts with kernels of their own
+    (`TEGroupedMLP._apply_bias`, `weighted_bias_quick_geglu_impl`); from release 26.06 on they are fused with products."""
+    shape = row.shape
+    assert shape.moe is not None
+    each = BIAS_BYTES * shape.hidden + CLAMP_BYTES * 2.0 * shape.moe.ffn
+    rows = row.global_batch * row.seq_len * shape.moe.experts_per_token * shape.num_moe_layers / row.num_gpus
+    return rows * each / machine(row.gpu, row.num_gpus).device.memory_bandwidth
 
 
 PARTLY = 0.5
@@ -109,7 +162,32 @@ def automodel(r: Record) -> Row | str:
         return NO_MODEL
     # Tokens go through DeepEP in groups of experts' devices only: where no degree is printed, those of a shard.
     parallel = r["ep"] or (r["fsdp"] if shape.is_moe and "DeepEP" in r["kernels"] else "")
-    return _megatron({**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute="")
+    recompute = next((kind for name, kind in RECOMPUTED.items() if r["model"].startswith(name)), "")
+    row = _megatron(
+        {**r, "ep": parallel}, shape, "automodel", float(r["step_time_s"]), sharded=True, recompute=recompute
+    )
+    return row if isinstance(row, str) else replace(row, exchanged=_in_turn(shape, row.ep))
+
+
+RECOMPUTED = {
+    "DeepSeek V3": "full",
+    "Kimi K2": "full",
+    "Qwen3 MoE": "full",
+    "GPT-OSS": "none",
+    "Llama3 70B": "full",
+    "Qwen2.5 32B": "full",
+}
+"""What AutoModel's recipes recompute, by model (examples/benchmark/configs and examples/llm_benchmark,
+`activation_checkpointing`)."""
+
+
+def _in_turn(shape: ModelShape, ep: int) -> float:
+    """Of copies of tokens to random devices, those that go out where a token's experts are the next ones in turn, as
+    AutoModel's benchmarks route them (`FakeBalancedGate`): they lie on as few devices as hold so many."""
+    if shape.moe is None or ep == 1:
+        return 1.0
+    each, local = shape.moe.experts_per_token, shape.moe.experts / ep
+    return max(each / local, 1.0) / distinct(ep, each)
 
 
 def _megatron(
@@ -124,7 +202,7 @@ def _megatron(
         num_gpus=integer(r, "num_gpus"),
         shape=shape,
         seq_len=integer(r, "seq_len"),
-        global_batch=float(r["global_batch"]),
+        global_batch=_sequences(r),
         micro_batch=integer(r, "micro_batch"),
         seconds=seconds,
         tp=integer(r, "tp"),
@@ -138,8 +216,13 @@ def _megatron(
         adapters=QKV if framework == "nemo" else 1.0,
         fp8="FP8" in r["precision"].upper(),
         imbalance=1.0 if framework in BALANCED else None,
-        trainer="userbuffers" if framework in ("nemo", "megatron-bridge") else "flash",
+        trainer="userbuffers" if framework in PACKING else "flash",
+        samples=SQUAD if framework in PACKING and (r.get("task") or r.get("phase", "")).upper() in TUNING else 1,
     )
+
+
+PACKING = ("nemo", "megatron-bridge")
+TUNING = ("SFT", "LORA")
 
 
 def _pieces(r: Record, shape: ModelShape) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from accuracy import Evaluation, constant_rate
 from numpy.typing import NDArray
@@ -82,19 +83,30 @@ class Row:
     """Of the traffic of adapters on all matrices of a layer, that of those which have one."""
     beside: float = 0.0
     """Seconds of a step that are no kernels."""
+    samples: int = 1
+    """That are packed into a sequence: none attends to another."""
+    cut_up: bool = False
+    """Whether collectives of tensor parallelism are cut up and overlapped with products, as userbuffers do."""
+    attention_limit: float | None = None
+    """FLOP/s of the attention core, where a recipe turns off the trainer's own."""
     overlaps_experts: bool = False
     """Whether experts' tokens are exchanged while another micro-batch computes."""
+    exchanged: float = 1.0
+    """Of the copies of tokens that routing at random sends to other devices, those that the row's routing sends."""
 
     @property
     def traits(self) -> Trainer:
         """What the row's trainer fuses and hides."""
         found = training().trainers[self.trainer]
+        hidden = EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap
         return replace(
             found,
             logit_bytes=found.logit_bytes if self.logit_bytes is None else self.logit_bytes,
             adapters=self.adapters,
+            tensor_overlap=training().trainers["userbuffers" if self.cut_up else self.trainer].tensor_overlap,
+            attention_limit=found.attention_limit if self.attention_limit is None else self.attention_limit,
             expert_launches=found.expert_launches * self.launched,
-            expert_overlap=EXCHANGE_HIDDEN if self.overlaps_experts else found.expert_overlap,
+            expert_overlap=1.0 - self.exchanged * (1.0 - hidden),
         )
 
     @property
@@ -106,28 +118,54 @@ class Row:
     def flops(self) -> float:
         """Of a step per device: three times the forward pass, two for frozen weights."""
         s = self.shape
-        each = s.matmul_flops_per_token + s.attention_flops_per_token(self.seq_len // 2)
+        each = s.matmul_flops_per_token + s.attention_flops_per_token(self.seq_len // self.samples // 2)
         return each * (2.0 if s.lora_rank else 3.0) * self.global_batch * self.seq_len / self.num_gpus
 
     def columns(self) -> dict[str, NDArray[np.int32]]:
         """As of an update's section in a batch of one plan."""
         names = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp", "zero", "micro_batch")
         x = {name: getattr(self, name) for name in names}
+        x["micro_batch"] *= self.samples
         x |= {"micro_tokens": 0, "offload": 0, "precision": int(self.fp8), "schedule": 0}
         x["recompute"] = CODES["recompute"].index(self.recompute or "none")
         return {name: np.array([value], dtype=np.int32) for name, value in x.items()}
 
     @property
     def batch(self) -> Batch:
-        """Sequences of equal length, all of whose tokens are trained on."""
-        length = Distribution((float(self.seq_len), float(self.seq_len)))
-        count = np.array([max(round(self.global_batch / self.dp), 1)])
-        return Batch(count=count, lengths=length, head_share=1.0, longest=float(self.seq_len), imbalance=self.imbalance)
+        """Sequences or samples of equal length, all of whose tokens are trained on."""
+        tokens = float(self.seq_len) / self.samples
+        count = np.array([max(round(self.global_batch / self.dp), 1) * self.samples])
+        lengths = Distribution((tokens, tokens))
+        return Batch(count=count, lengths=lengths, head_share=1.0, longest=tokens, imbalance=self.imbalance)
+
+
+def clocks(gpu: str) -> float:
+    """Of a device whose power a table caps, `h100@500` with its watts: its clocks over those at the power of its data
+    sheet. Power goes with the clocks and the square of the voltage, which goes with the clocks."""
+    name, _, watts = gpu.partition("@")
+    device = known_device(name, where="row") if name not in SYSTEMS else system(SYSTEMS[name], 1, where="row").device
+    return (float(watts) / (device.watts or float(watts))) ** (1.0 / 3.0) if watts else 1.0
+
+
+def _slowed(group: Group, share: float) -> Group:
+    """Devices whose arithmetic has a share of their clocks; memory and links have their own."""
+    device = group.device
+    assert device.gemm is not None
+    slow = msgspec.structs.replace(
+        device,
+        gemm=msgspec.structs.replace(device.gemm, flops=share * device.gemm.flops),
+        attention_flops=share * device.attention_flops,
+        peak_flops={name: share * flops for name, flops in device.peak_flops.items()},
+    )
+    return msgspec.structs.replace(group, device=slow)
 
 
 @cache
 def machine(gpu: str, num_gpus: int) -> Machine:
     """The devices of a row; a device without a system stands alone, or on PCIe with a few others."""
+    if "@" in gpu:
+        name = SYSTEMS[gpu.partition("@")[0]]
+        return machine_of(_slowed(system(name, -(-num_gpus // 8) * 8, where="row").groups[0], clocks(gpu)))
     if gpu in SYSTEMS:
         # Jobs that fill racks in part are laid over whole ones.
         whole = 72 if "nvl72" in SYSTEMS[gpu] and num_gpus > 72 else 8 if num_gpus > 8 else 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from training_files import NO_MODEL, OFFLOADED
-from training_rows import Record, Row, gpu_of, integer, model
+from training_rows import Record, Row, clocks, gpu_of, integer, machine, model
 
 from analytic.training import training
 
@@ -46,9 +49,11 @@ def titan(r: Record) -> Row | str:
     gpus, degrees = integer(r, "num_gpus"), {name: integer(r, name) for name in ("tp", "pp", "cp")}
     dp = gpus // (degrees["tp"] * degrees["pp"] * degrees["cp"])
     length, local = integer(r, "seq_len", TITAN_LENGTH), integer(r, "local_batch")
+    watts = re.search(r"(\d+)W", r["gpu"])
+    gpu = gpu_of(r["gpu"]) + (f"@{watts[1]}" if watts else "")
     return Row(
         framework="torchtitan",
-        gpu=gpu_of(r["gpu"]),
+        gpu=gpu,
         num_gpus=gpus,
         shape=shape,
         seq_len=length,
@@ -60,6 +65,8 @@ def titan(r: Record) -> Row | str:
         recompute={"full": "full", "": ""}.get(r["activation_checkpointing"], "selective"),
         fp8="float8" in r["precision"],
         trainer="flash2",
+        cut_up=r["async_tp"] == "True",
+        attention_limit=clocks(gpu) * training().trainers["flash2"].attention_limit,
         **degrees,
     )
 
@@ -72,7 +79,7 @@ def prime(r: Record) -> Row | str:
     if r["activation"] == "Offload":
         return OFFLOADED
     gpus, cp, micro = integer(r, "num_gpus"), integer(r, "cp"), integer(r, "micro_batches")
-    return Row(
+    row = Row(
         framework="prime-rl",
         gpu=gpu_of(r["gpu"]),
         num_gpus=gpus,
@@ -90,6 +97,22 @@ def prime(r: Record) -> Row | str:
         beside=training().step_s if r["type"] == "rl" else 0.0,
         logit_bytes=0.0 if r["type"] == "rl" else training().trainers["flash2"].logit_bytes,
     )
+    return _looped(row) if shape.is_moe and shape.lora_rank and "h" not in row.gpu else row
+
+
+def _looped(row: Row) -> Row:
+    """On devices other than Hopper, prime-rl goes through experts with adapters one by one
+    (trainer/models/layers/lora/multi_moe.py, `_forward_for_loop`): nine products and eight elementwise kernels for each,
+    as many launches as an interpreted layer has. The gradient of each expert's slice of the tokens is as large as all of
+    them, zeros that are written, read and added up."""
+    shape = row.shape
+    assert shape.moe is not None
+    local = shape.moe.experts / row.ep
+    fused, interpreted = training().trainers[row.trainer].expert_launches, training().trainers["unfused"].launches
+    sorted_bytes = 2.0 * row.seq_len * shape.moe.experts_per_token * shape.hidden
+    zeros = 4.0 * local * sorted_bytes / machine(row.gpu, row.num_gpus).device.memory_bandwidth
+    passes = row.global_batch / row.dp * shape.num_moe_layers
+    return replace(row, launched=local * interpreted / fused, beside=row.beside + passes * zeros)
 
 
 def llama3(r: Record) -> Row | str:
