@@ -126,6 +126,28 @@ def exact_figures() -> None:
         emit(f"search.exact_{devices}_s", seconds, "s", proved=found.proved, step_s=round(float(found.seconds[0]), 4))
 
 
+def front_figures() -> None:
+    """The same job on 64 devices: the best plan of ten designs, and the front of time, devices, staleness and memory."""
+    from analytic.fit import setup
+    from ir.job import load_job
+    from ir.rules import setting_of
+    from ir.systems import load_cluster
+    from search.optimum import optimum
+    from search.pareto import front
+    from space.build import default_space
+    from space.enumerate import legal_space
+
+    job, cluster = load_job(EXAMPLES / "ppo-70b" / "job.toml"), load_cluster("alps-gh200:64")
+    setting = setting_of(job, cluster)
+    legal, s = legal_space(default_space(setting), setting), setup(job, cluster)
+    begun = time.process_time()
+    best = optimum(legal, s, count=10)
+    emit("search.designs_64_s", time.process_time() - begun, "s", designs=len(best.seconds), proved=best.num_proved)
+    begun = time.process_time()
+    found = front(legal, s)
+    emit("search.front_64_s", time.process_time() - begun, "s", plans=len(found.plans.batch), proved=found.proved)
+
+
 def over_presets() -> None:
     """Predicted steps of the presets of verl and ReaL over the best plan's, PPO with a 70B actor on 256 GH200."""
     from ir.job import load_job
@@ -268,6 +290,7 @@ def main() -> None:
     """All figures."""
     space_figures()
     exact_figures()
+    front_figures()
     over_presets()
     ir_figures()
     model_speed()
