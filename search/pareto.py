@@ -7,11 +7,13 @@ under wider limits is a bound, and often the plan itself.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from analytic.estimate import Estimate, concatenate
 from analytic.setup import Setup
@@ -177,9 +179,10 @@ def front(legal: LegalSpace, s: Setup, *, known: PlanBatch | None = None, most_w
     if known is not None:
         record.add(known, np.zeros(len(known)))
     least, proved = dict[Within, float](), True
-    for within in limits:
+    # A bar for who waits at a terminal; nothing elsewhere.
+    for within in tqdm(limits, unit="limit", leave=False, disable=None, file=sys.stderr):
         bound = max((seconds for wider, seconds in least.items() if _is_wider(wider, within)), default=0.0)
-        slowest = SLOWEST * least.get(limits[0], np.inf)
+        slowest = SLOWEST * float(record.points[:, 0].min(initial=np.inf))
         record.within = tables.within = within
         record.enough = min(record.best * ((1.0 - MATTERS) / (1.0 - ALIKE) if least else 1.0), slowest)
         if record.enough <= bound:
