@@ -114,7 +114,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reward_trunk: bool = False
 
 
-Sync = Literal["reshard", "broadcast", "p2p", "disk"]
+Sync = Literal["reshard", "broadcast", "p2p", "disk", "delta", "delta-disk"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +140,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     finished by the weights that began it."""
     sync: Sync = "reshard"
     """How new weights reach the engines: within a pool by resharding, else by a gather and broadcast, point to point
-    between shards, or through files."""
+    between shards, or through files; with `delta` only values that changed since the last time are broadcast, with
+    `delta-disk` only those go through files."""
 
     @property
     def identity(self) -> str:

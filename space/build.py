@@ -117,7 +117,7 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
     values: dict[str, tuple[int, ...]] = {
         "staleness": tuple(range(setting.job.limits.max_staleness + 1)),
         "in_flight": (0, 1),
-        "sync": tuple(range(len(CODES["sync"]))),
+        "sync": _ways(setting),
     }
     for role in roles:
         index = ROLES.index(role)
@@ -129,6 +129,13 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
         options = _section_values(op, setting)
         values |= {f"{op}.{name}": options[name] for name in fields_of(op)}
     return values | _own_values(setting, values)
+
+
+def _ways(setting: Setting) -> tuple[int, ...]:
+    """Methods of weight sync: of plans for no framework, changed values through files are no rival to those sent over
+    the network, and engines load all weights again."""
+    every = range(len(CODES["sync"]))
+    return tuple(code for code in every if setting.backend is not None or CODES["sync"][code] != "delta-disk")
 
 
 def _own_values(setting: Setting, values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

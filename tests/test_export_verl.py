@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from framework_plans import MOE, NOTE, exported, job, sampled, setting, space
+from framework_plans import MOE, NOTE, changed, exported, job, sampled, setting, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +145,48 @@ def test_a_stale_plan_on_pools_of_its_own(tmp_path: Path) -> None:
         top={f"{A}.hybrid_engine": "false", "algorithm.rollout_correction.bypass_mode": "true"},
         actor={"fsdp_config.reshard_after_forward": "false"},
     )
+
+
+def test_changed_values_go_to_sglang(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="rollout", devices=8), Pool(name="train", devices=8)),
+        generate=msgspec.structs.replace(GENERATE, pool="rollout"),
+        old_logprob=None,
+        update_actor=msgspec.structs.replace(FSDP, pool="train"),
+        fusions=Fusions(reward_with_generation=True, rollout_logprob=True),
+        sync="delta",
+    )
+    text = script(plan, JOBS["grpo"], 16)
+    found = overrides(text, tmp_path)
+    expect(
+        found,
+        rollout={"name": "sglang", "checkpoint_engine.backend": "delta_sharded", "max_num_seqs": "256"},
+        top={
+            f"+{A}.rollout.engine_kwargs.sglang.chunked_prefill_size": "8192",
+            f"+{A}.rollout.engine_kwargs.sglang.enable_mixed_chunk": "true",
+        },
+    )
+    assert read(text, where="run.sh").plan == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"generate": {"precision": "fp8"}}, "deltas-need-generate.precision"),
+        ({"update_actor": {"zero": 1}}, "deltas-need-update_actor.zero"),
+    ],
+)
+def test_what_takes_no_changed_values(change: dict[str, Any], rule: str) -> None:
+    pools = {"pools": (Pool(name="rollout", devices=8), Pool(name="train", devices=8))}
+    engine, update = Generate(pool="rollout", tp=2, concurrency=64, memory_percent=60), {"pool": "train", "dp": 8}
+    plan = Plan(
+        **pools, generate=engine, update_actor=Update(**update, zero=2, micro_tokens=4096),
+        fusions=Fusions(reward_with_generation=True, rollout_logprob=True), sync="delta",
+    )  # fmt: skip
+    check(plan, setting(JOBS["grpo"], "verl"))
+    with pytest.raises(InputError, match=rf"plan: sync: .*\(rule {rule}\)"):
+        check(changed(plan, **change), setting(JOBS["grpo"], "verl"))
 
 
 def test_states_divided_within_nodes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""verl 0.9.1 with its V1 trainer: FSDP or Megatron-Core, and vLLM engines.
+"""verl 0.9.1 with its V1 trainer: FSDP or Megatron-Core, and vLLM engines, or SGLang's where changed values are sent.
 
 Stages 2 and 3 of ZeRO are FSDP (`reshard_after_forward` false and true), 0 and 1 Megatron (`use_distributed_optimizer`
 false and true); one Hydra group, `model_engine`, decides for actor, critic and reference. Generation on the training
@@ -51,8 +51,9 @@ _VALUES: Values = {
     "reward.zero": (0,),
     # `max_num_batched_tokens` of the engines that serve it.
     "reward.micro_batch": (0,),
-    # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl`) or, on shared devices, in place.
-    "sync": codes("sync", "reshard", "broadcast"),
+    # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl` or `delta_sharded`) or, on shared
+    # devices, in place.
+    "sync": codes("sync", "reshard", "broadcast", "delta"),
 }
 
 
@@ -187,6 +188,8 @@ VERL = Backend(
     values=_VALUES,
     rules=_RULES,
     layout_rules=_LAYOUT_RULES,
+    # docs/advance/delta_weight_sync.md: FSDP trainers, and SGLang in bfloat16.
+    deltas={"generate.precision": codes("precision", "native"), "update_actor.zero": (2, 3)},
     follows=(
         # Megatron's process groups are one per process, which all models of the pool share
         # (verl/workers/engine/megatron/transformer_impl.py, _init_device_mesh).
