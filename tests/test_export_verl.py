@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.imports.verl import read
+from ir.batch import CODES
 from ir.errors import InputError
 from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
@@ -187,6 +188,15 @@ def test_what_takes_no_changed_values(change: dict[str, Any], rule: str) -> None
     check(plan, setting(JOBS["grpo"], "verl"))
     with pytest.raises(InputError, match=rf"plan: sync: .*\(rule {rule}\)"):
         check(changed(plan, **change), setting(JOBS["grpo"], "verl"))
+
+
+def test_plans_that_all_send_changed_values() -> None:
+    found = space(JOBS["grpo"], "verl", "dgx-h100:16", {"sync": CODES["sync"].index("delta")})
+    assert (found.space["update_actor.zero"], found.space["generate.precision"]) == ((2, 3), (0,))
+    plans = sampled(found, 0, tries=32, count=8)
+    assert len(plans) == 8 and {plan.sync for plan in plans} == {"delta"}
+    for plan in plans:
+        assert read(script(plan, JOBS["grpo"], 16), where="run.sh").plan == plan
 
 
 def test_states_divided_within_nodes(tmp_path: Path) -> None:
