@@ -34,7 +34,7 @@ from ir.plan import SECTIONS, Generate, Update
 Float = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-MODEL_VERSION = "5"
+MODEL_VERSION = "6"
 """Changes with every change of the model's numbers."""
 
 BLOCK = 1 << 16

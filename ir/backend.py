@@ -20,6 +20,7 @@ _KINDS = {Generate: "generate", Pass: "pass", Update: "update"}
 EXTRAS: Values = {
     "sync": tuple(code for code in range(len(CODES["sync"])) if code not in DELTAS),
     "generate.draft_tokens": (0,),
+    "pass.shard": (0,),
     "update.shard": (0,),
     "update.schedule": (CODES["schedule"].index("1f1b"),),
 }
@@ -36,10 +37,10 @@ class Follower:
     op: Op
     leader: Op
     fields: tuple[str, ...] = (*DEGREES, "zero")
-    """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `stage` how far,
-    `kind` whether replicas divide more than the optimizer (stage 2 or 3: fully sharded training; of a pass, weights
-    too), `dp` is what its degrees leave of the pool, and `unit` whether micro-batches are counted in sequences or in
-    tokens."""
+    """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `shard` among
+    which ranks they are, `stage` how far, `kind` whether replicas divide more than the optimizer (stage 2 or 3: fully
+    sharded training; of a pass, weights too), `dp` is what its degrees leave of the pool, and `unit` whether
+    micro-batches are counted in sequences or in tokens."""
     flag: str = ""
     """Flag of the plan without which it does not follow."""
 

@@ -60,7 +60,7 @@ def follow(batch: PlanBatch, backend: Backend | None) -> PlanBatch:
     for follower in backend.follows if backend is not None else ():
         both, columns = _both(batch, follower), dict(batch.columns)
         for name in follower.fields:
-            for field, column in _wanted(batch, follower, name).items():
+            for field, column in _wanted(PlanBatch(len(batch), columns), follower, name).items():
                 path = f"{follower.op}.{field}"
                 columns[path] = np.where(both, column, batch[path]).astype(np.int32)
         batch = PlanBatch(len(batch), columns)
@@ -86,6 +86,7 @@ def _message(follower: Follower, name: str, backend: Backend) -> str:
         "stage": f"must be {follower.leader}.zero",
         "kind": f"must be 2 or 3 (of a pass, 3) exactly if {follower.leader}.zero is 2 or 3",
         "dp": f"must be what the degrees of {follower.leader} leave of the pool",
+        "shard": f"must be that of {follower.leader} where weights are divided, and 0 elsewhere,",
         "unit": f"must be above 0 exactly if {follower.leader}.micro_tokens is",
     }
     return (
@@ -121,6 +122,11 @@ def _kind(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
     return {"zero": np.where((own >= 2) != (leader >= 2), wanted, own)}
 
 
+def _group(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
+    """The leader's groups of ranks where the follower's weights are divided."""
+    return {"shard": np.where(batch[f"{follower.op}.zero"] == 3, batch[f"{follower.leader}.shard"], 0).astype(np.int32)}
+
+
 def _left(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
     """Replicas of the leader's degrees that the follower's pool has room for, at least one."""
     lead, devices = batch.section(follower.leader), batch[f"devices.{HOME[follower.op]}"]
@@ -139,6 +145,7 @@ _DERIVED: Mapping[str, Callable[[PlanBatch, Follower], dict[str, Column]]] = {
     "zero": _divided,
     "stage": lambda batch, follower: {"zero": _stage(batch, follower)},
     "kind": _kind,
+    "shard": _group,
     "dp": _left,
     "unit": _unit,
 }

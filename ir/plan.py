@@ -57,6 +57,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ep: Positive = 1
     zero: Literal[0, 3] = 0
     """3: replicas divide the weights among them and gather a layer when it is needed."""
+    shard: Count = 0
+    """Ranks, of those that hold the same, among which weights are divided (hybrid sharding): each group of so many has
+    a copy; 0: among all."""
     micro_batch: Count = 0
     """Sequences per forward pass of a replica; 0: by tokens."""
     micro_tokens: Count = 0

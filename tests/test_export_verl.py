@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.imports.verl import read
-from ir.batch import CODES
+from ir.batch import CODES, batch_of
 from ir.errors import InputError
+from ir.followers import follow
+from ir.frameworks.verl import VERL
 from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
 from ir.rules import check
@@ -205,9 +207,29 @@ def test_states_divided_within_nodes(tmp_path: Path) -> None:
         pools=(Pool(name="all", devices=32),),
         generate=msgspec.structs.replace(GENERATE, concurrency=128),
         update_actor=msgspec.structs.replace(FSDP, dp=32, shard=8),
+        old_logprob=msgspec.structs.replace(OLD, shard=8),
     )
     text = script(plan, JOBS["grpo"], 32)
     assert overrides(text, tmp_path)[f"{A}.actor.fsdp_config.fsdp_size"] == "8"
+    assert read(text, where="run.sh").plan == plan
+    whole = msgspec.structs.replace(plan, old_logprob=OLD)
+    with pytest.raises(InputError, match="old_logprob-follows-update_actor"):
+        check(whole, setting(JOBS["grpo"], "verl", "dgx-h100:32"))
+    assert follow(batch_of([whole]), VERL).plan(0) == plan
+
+
+@pytest.mark.parametrize(("shard", "size"), [(0, "-1"), (8, "8")])
+def test_a_reference_divided_otherwise_than_the_actor(tmp_path: Path, shard: int, size: str) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="all", devices=32),),
+        generate=msgspec.structs.replace(GENERATE, concurrency=128),
+        reference_logprob=msgspec.structs.replace(OLD, offload="all", shard=shard),
+        update_actor=msgspec.structs.replace(FSDP, dp=32),
+    )
+    text = script(plan, JOBS["kl"], 32)
+    found = overrides(text, tmp_path)
+    expect(found, actor={"fsdp_config.fsdp_size": "-1"}, ref={"fsdp_config.fsdp_size": size})
     assert read(text, where="run.sh").plan == plan
 
 

@@ -214,6 +214,8 @@ def _reference(p: Production) -> Entries:
     if is_fsdp(update):
         degree = update.cp
         yield entry(f"{_REF}.fsdp_config.ulysses_sequence_parallel_size", degree, "plan: reference_logprob.cp")
+        size = section.shard or -1
+        yield entry(f"{_REF}.fsdp_config.fsdp_size", size, "plan: reference_logprob.shard; -1: over all replicas")
     else:
         yield entry(f"{_REF}.megatron.param_offload", section.offload == "all", "plan: reference_logprob.offload")
 

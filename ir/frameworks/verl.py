@@ -49,6 +49,7 @@ _VALUES: Values = {
     "reward.pp": (1,),
     "reward.cp": (1,),
     "reward.zero": (0,),
+    "reward.shard": (0,),
     # `max_num_batched_tokens` of the engines that serve it.
     "reward.micro_batch": (0,),
     # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl` or `delta_sharded`) or, on shared
@@ -183,7 +184,7 @@ VERL = Backend(
     what="verl 0.9.1: vLLM and FSDP or Megatron-Core",
     needs_memory_percent=True,
     always_in_flight=True,
-    extras=("update.shard",),
+    extras=("pass.shard", "update.shard"),
     algorithms=_ALGORITHMS,
     values=_VALUES,
     rules=_RULES,
@@ -196,11 +197,16 @@ VERL = Backend(
         Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "vpp", "etp", "kind")),
         Follower(op=Op.REFERENCE_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "kind")),
         # engine_workers.py asserts actor.use_dynamic_bsz == rollout.log_prob_use_dynamic_bsz.
-        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "unit")),
+        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "shard", "unit")),
         # V1 gives the critic's engine one token budget for passes and updates.
-        Follower(op=Op.VALUES, leader=Op.UPDATE_CRITIC, fields=(*DEGREES, "zero", "unit", "micro_tokens")),
+        Follower(op=Op.VALUES, leader=Op.UPDATE_CRITIC, fields=(*DEGREES, "zero", "shard", "unit", "micro_tokens")),
         # The actor without its adapter computes the reference's log-probs, in its own micro-batches.
-        Follower(op=Op.REFERENCE_LOGPROB, leader=Op.UPDATE_ACTOR, fields=("unit",), flag="sharing.reference_adapter"),
+        Follower(
+            op=Op.REFERENCE_LOGPROB,
+            leader=Op.UPDATE_ACTOR,
+            fields=("shard", "unit"),
+            flag="sharing.reference_adapter",
+        ),
         Follower(
             op=Op.REFERENCE_LOGPROB,
             leader=Op.OLD_LOGPROB,
