@@ -177,7 +177,7 @@ def test_changed_values_go_to_sglang(tmp_path: Path) -> None:
     ("change", "rule"),
     [
         ({"generate": {"precision": "fp8"}}, "deltas-need-generate.precision"),
-        ({"update_actor": {"zero": 1}}, "deltas-need-update_actor.zero"),
+        ({"generate": {"ep": 2}}, "deltas-need-generate.ep"),
     ],
 )
 def test_what_takes_no_changed_values(change: dict[str, Any], rule: str) -> None:
@@ -187,18 +187,18 @@ def test_what_takes_no_changed_values(change: dict[str, Any], rule: str) -> None
         **pools, generate=engine, update_actor=Update(**update, zero=2, micro_tokens=4096),
         fusions=Fusions(reward_with_generation=True, rollout_logprob=True), sync="delta",
     )  # fmt: skip
-    check(plan, setting(JOBS["grpo"], "verl"))
+    check(plan, setting(JOBS["experts"], "verl"))
     with pytest.raises(InputError, match=rf"plan: sync: .*\(rule {rule}\)"):
-        check(changed(plan, **change), setting(JOBS["grpo"], "verl"))
+        check(changed(plan, **change), setting(JOBS["experts"], "verl"))
 
 
 def test_plans_that_all_send_changed_values() -> None:
-    found = space(JOBS["grpo"], "verl", "dgx-h100:16", {"sync": CODES["sync"].index("delta")})
-    assert (found.space["update_actor.zero"], found.space["generate.precision"]) == ((2, 3), (0,))
-    plans = sampled(found, 0, tries=32, count=8)
+    found = space(JOBS["experts"], "verl", "dgx-h100:16", {"sync": CODES["sync"].index("delta")})
+    assert (found.space["generate.ep"], found.space["generate.precision"]) == ((1,), (0,))
+    plans = sampled(found, 0, tries=64, count=8)
     assert len(plans) == 8 and {plan.sync for plan in plans} == {"delta"}
     for plan in plans:
-        assert read(script(plan, JOBS["grpo"], 16), where="run.sh").plan == plan
+        assert read(script(plan, JOBS["experts"], 16), where="run.sh").plan == plan
 
 
 def test_states_divided_within_nodes(tmp_path: Path) -> None:

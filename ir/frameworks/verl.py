@@ -189,8 +189,9 @@ VERL = Backend(
     values=_VALUES,
     rules=_RULES,
     layout_rules=_LAYOUT_RULES,
-    # docs/advance/delta_weight_sync.md: FSDP trainers, and SGLang in bfloat16.
-    deltas={"generate.precision": codes("precision", "native"), "update_actor.zero": (2, 3)},
+    # docs/advance/delta_weight_sync.md: SGLang in bfloat16. vLLM has no release that rollout/vllm_rollout/
+    # delta_weight_transfer.py accepts, and SGLang shares experts by data-parallel attention only.
+    deltas={"generate.precision": codes("precision", "native"), "generate.ep": (1,)},
     follows=(
         # Megatron's process groups are one per process, which all models of the pool share
         # (verl/workers/engine/megatron/transformer_impl.py, _init_device_mesh).
