@@ -189,6 +189,7 @@ def test_any_levels_decode_to_what_encodes_as_the_active_ones(data: st.DataObjec
         ("fusions.stream=true", ("fusions.stream", 1)),
         ("in_flight=false", ("in_flight", 0)),
         ("sync=p2p", ("sync", 2)),
+        ("sync=delta-disk", ("sync", 5)),
         ("update_actor.schedule=zero-bubble", ("update_actor.schedule", 1)),
         ("staleness=0", ("staleness", 0)),
     ],
