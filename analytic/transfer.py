@@ -74,10 +74,10 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     copied = copy_seconds(machine, size / engine)
     methods: list[Callable[[], Float]] = [
         lambda: _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
-        lambda: _broadcast_seconds(machine, shape, b, size),
+        lambda: _broadcast_seconds(machine, shape, b, size, _network(s, machine, b)),
         lambda: pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
         lambda: 2.0 * size / steps().sync.disk,
-        lambda: _delta_seconds(machine, shape, b, size),
+        lambda: _delta_seconds(machine, shape, b, size, _network(s, machine, b)),
         lambda: _delta_disk_seconds(machine, shape, size, (trainers, engine)),
     ]
     codes = np.unique(b["sync"]).tolist()
@@ -108,14 +108,14 @@ def copy_seconds(machine: Machine, size: Float) -> Float:
     return np.asarray(size / (steps().sync.copy * machine.device.memory_bandwidth))
 
 
-def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float) -> Float:
+def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float, link: Float) -> Float:
     """Whole tensors to all engines: over the network, or inside a node that holds both pools. Trainers gather them as
     for engines of their own pool; those with ZeRO-3 keep float32."""
     constants, tensors = steps().sync, num_tensors(shape)
     kept = np.where(b["update_actor.zero"] == 3, 4.0 / machine.device.bytes_per_value, 1.0)
     gathered = np.maximum(
         chain_seconds(size, tensors, constants.gathered, constants.handle_s),
-        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept),
+        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept, link),
     )
     inside = chain_seconds(size, tensors, in_node_rate(machine), constants.tensor_s)
     return np.where(_in_a_node(machine, b), inside, gathered)
@@ -127,12 +127,12 @@ def _in_a_node(machine: Machine, b: PlanBatch) -> NDArray[np.bool_]:
     return np.asarray(together & (b["group.actor"] == b["group.rollout"]))
 
 
-def _delta_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float) -> Float:
+def _delta_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float, link: Float) -> Float:
     """Changed values to all engines: found by each device in its part of the weights, gathered, and sent on."""
     trainers, changed = b["devices.actor"].astype(np.float64), changed_bytes(machine, size)
     inside = changes_seconds(shape, changed, in_node_rate(machine))
     across = np.maximum(
-        changes_seconds(shape, changed, steps().sync.tensors), wire_seconds(machine, changed, trainers, 1.0)
+        changes_seconds(shape, changed, steps().sync.tensors), wire_seconds(machine, changed, trainers, 1.0, link)
     )
     return np.asarray(compared_seconds(machine, size / trainers) + np.where(_in_a_node(machine, b), inside, across))
 
@@ -165,15 +165,14 @@ def changes_seconds(shape: ModelShape, changed: Float, bandwidth: float) -> Floa
     return chain_seconds(changed, num_tensors(shape), bandwidth, steps().sync.handle_s)
 
 
-def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float) -> Float:
+def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float, link: Float | float) -> Float:
     """Seconds that network cards of a node need for whole tensors: those that engines receive, and where trainers span
-    several nodes also those that are gathered first, of `kept` times the bytes."""
+    several nodes also those that are gathered first, of `kept` times the bytes. `link` is what a device gets of bytes
+    per second to the engines."""
     levels = machine.levels
-    domain = float(np.prod([level.size for level in levels[:-1]], dtype=np.int64))
-    if len(levels) == 1:
-        return np.zeros_like(size)
-    sent = size * (1.0 + np.where(trainers > domain, kept, 0.0))
-    return np.asarray(sent / (domain * device_bandwidth(levels, len(levels) - 1)))
+    domain = float(np.prod([level.size for level in levels[:-1]] or [levels[0].size], dtype=np.int64))
+    gathered = size * np.where(trainers > domain, kept, 0.0) / device_bandwidth(levels, len(levels) - 1)
+    return np.asarray((size / link + gathered) / domain)
 
 
 def in_node_rate(machine: Machine) -> float:

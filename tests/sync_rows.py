@@ -185,12 +185,9 @@ def _wire(row: Row, kind: str, size: np.ndarray, kept: float = 2.0) -> np.ndarra
         return np.zeros(1)
     machine = _machine(row["gpu"])
     level = msgspec.structs.replace(machine.levels[-1], bandwidth=slow, links=1)
-    return wire_seconds(
-        replace(machine, levels=(*machine.levels[:-1], level)),
-        size,
-        np.array([float(row["num_gpus_total"]) / 2.0]),
-        kept,
-    )
+    levels, trainers = (*machine.levels[:-1], level), np.array([float(row["num_gpus_total"]) / 2.0])
+    link = device_bandwidth(levels, len(levels) - 1)
+    return wire_seconds(replace(machine, levels=levels), size, trainers, kept, link)
 
 
 def _degrees(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

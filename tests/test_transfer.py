@@ -13,6 +13,7 @@ from test_examples import FOLDER
 from analytic.fit import machine_of, setup
 from analytic.transfer import changed_bytes, compared_seconds, point_to_point_seconds, sync_seconds
 from ir.batch import batch_of
+from ir.cluster import Link
 from ir.job import Job, load_job
 from ir.plan import Fusions, Generate, Plan, Pool, Update
 from ir.systems import load_cluster
@@ -83,6 +84,21 @@ def test_more_trainers_find_changes_faster_and_engines_do_not_matter() -> None:
 def test_changes_go_faster_than_whole_weights_and_files_slower_than_a_network(of: Job) -> None:
     assert seconds(of, "delta") < seconds(of, "broadcast")
     assert seconds(of, "delta") < seconds(of, "delta-disk") < seconds(of, "disk")
+
+
+def test_a_slow_link_between_groups_makes_whole_weights_wait() -> None:
+    """15.2 GB over eight links of 0.5 GB/s each, or 9 % of that."""
+    cluster = load_cluster("dgx-h100:8+l40s:4")
+    slow = msgspec.structs.replace(cluster, between=Link(latency_s=1e-4, bandwidth=0.5e9))
+    pools = (Pool(name="rollout", devices=4, group=1), Pool(name="train", devices=8))
+    plan = changed(msgspec.structs.replace(APART, pools=pools), update_actor={"dp": 8})
+
+    def over(method: str) -> float:
+        return float(sync_seconds(setup(DENSE, slow), batch_of([msgspec.structs.replace(plan, sync=method)]))[0])
+
+    size = 7_615_616_512 * 2.0
+    assert over("broadcast") > size / (8 * 0.5e9)
+    assert over("delta") < 0.5 * over("broadcast")
 
 
 def test_a_node_that_holds_both_pools_needs_no_network() -> None:
