@@ -39,6 +39,10 @@ class Exchange:
     """Multiprocessors that it is given."""
     low_latency: bool = False
     """Whether each token is sent to each of its experts at once, as engines do with few tokens."""
+    groups: int = 1
+    """Groups of experts, which lie on devices in order; a token's experts are all in"""
+    groups_per_token: int = 1
+    """so many of them."""
 
     @property
     def width(self) -> float:
@@ -81,7 +85,17 @@ def closed_seconds(levels: Levels, exchange: Exchange, tokens: Float, group: tup
     if nodes == 1:
         return np.asarray(seconds)
     network = device_bandwidth(levels, min(domain_of(levels), len(levels) - 1))
-    return np.asarray(seconds + tokens * exchange.width * distinct(nodes, topk) * (nodes - 1) / nodes / network)
+    return np.asarray(seconds + tokens * exchange.width * reached(exchange, nodes) * (nodes - 1) / nodes / network)
+
+
+def reached(exchange: Exchange, nodes: int) -> float:
+    """Expected different ones of so many nodes that a token goes to: those that its groups of experts lie in at most,
+    where its groups are chosen first (DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Copies for single experts each go
+    their own way."""
+    found = distinct(nodes, exchange.experts_per_token)
+    if exchange.low_latency:
+        return found
+    return min(found, float(exchange.groups_per_token * -(-nodes // exchange.groups)))
 
 
 def distinct(places: int, experts: int) -> float:

@@ -221,7 +221,8 @@ def laid_out_as_trained(b: PlanBatch, op: Op) -> NDArray[np.bool_]:
     update = TRAINED_BY.get(op)
     if update is None:
         return np.zeros(len(b), dtype=bool)
-    same = (b[f"{op}.zero"] == 3) == (b[f"{update}.zero"] == 3)
+    sharded, trained = b[f"{op}.zero"] == 3, b[f"{update}.zero"] == 3
+    same = (sharded == trained) & (~sharded | (b[f"{op}.shard"] == b[f"{update}.shard"]))
     for degree in ("tp", "pp", "ep"):
         same = same & (b[f"{op}.{degree}"] == b[f"{update}.{degree}"])
     return np.asarray(same)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,13 +92,13 @@ def expert_traffic(machine: Machine, shape: ModelShape, at: Spread, m: Float, ro
     few = tokens <= kernel_facts()["exchange"]["low_latency_tokens"]
     total = np.zeros_like(m)
     for combine in (False, True):
-        one = Exchange(tokens=tokens, hidden=shape.hidden, experts_per_token=moe.experts_per_token, combine=combine)
+        one = Exchange(
+            tokens=tokens, hidden=shape.hidden, experts_per_token=moe.experts_per_token, combine=combine,
+            groups=moe.groups, groups_per_token=moe.groups_per_token,
+        )  # fmt: skip
         seconds = exchange_seconds(machine, one, at.ep)
         if routing.engine and few.any():
-            quick = Exchange(
-                tokens=tokens, hidden=shape.hidden, experts_per_token=moe.experts_per_token, combine=combine,
-                low_latency=True,
-            )  # fmt: skip
+            quick = replace(one, low_latency=True)
             seconds = np.where(few, np.minimum(seconds, exchange_seconds(machine, quick, at.ep)), seconds)
         total = total + seconds
     return total

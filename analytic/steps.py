@@ -28,6 +28,8 @@ class SyncConstants:
     gathered: float
     handle_s: float
     wake_s: float
+    changed: float
+    place_bytes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

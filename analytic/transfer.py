@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds
 from analytic.distinct import distinct
+from analytic.parallel import host_link
 from analytic.priors import priors
 from analytic.resharding import Sharding, lacking, node_share
 from analytic.setup import Machine, Setup
@@ -20,7 +21,7 @@ from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
 
-_RESHARD, _BROADCAST, _P2P, _DISK = range(len(CODES["sync"]))
+_RESHARD = CODES["sync"].index("reshard")
 
 _BESIDE = {
     "micro_batch",
@@ -73,9 +74,11 @@ def _sync(s: Setup, machine: Machine, b: PlanBatch) -> Float:
     copied = copy_seconds(machine, size / engine)
     methods: list[Callable[[], Float]] = [
         lambda: _reshard_seconds(s, machine, b, engine) + steps().sync.wake_s,
-        lambda: _broadcast_seconds(machine, shape, b, size),
+        lambda: _broadcast_seconds(machine, shape, b, size, _network(s, machine, b)),
         lambda: pieces_seconds(shape, size, (trainers, engine, engines), _network(s, machine, b)),
         lambda: 2.0 * size / steps().sync.disk,
+        lambda: _delta_seconds(machine, shape, b, size, _network(s, machine, b)),
+        lambda: _delta_disk_seconds(machine, shape, size, (trainers, engine)),
     ]
     codes = np.unique(b["sync"]).tolist()
     chosen = np.select([b["sync"] == code for code in codes], [methods[code]() for code in codes])
@@ -105,29 +108,71 @@ def copy_seconds(machine: Machine, size: Float) -> Float:
     return np.asarray(size / (steps().sync.copy * machine.device.memory_bandwidth))
 
 
-def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float) -> Float:
+def _broadcast_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float, link: Float) -> Float:
     """Whole tensors to all engines: over the network, or inside a node that holds both pools. Trainers gather them as
     for engines of their own pool; those with ZeRO-3 keep float32."""
     constants, tensors = steps().sync, num_tensors(shape)
-    together = b["devices.actor"] + b["devices.rollout"] <= machine.levels[0].size
-    inside = together & (b["group.actor"] == b["group.rollout"])
     kept = np.where(b["update_actor.zero"] == 3, 4.0 / machine.device.bytes_per_value, 1.0)
     gathered = np.maximum(
         chain_seconds(size, tensors, constants.gathered, constants.handle_s),
-        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept),
+        wire_seconds(machine, size, b["devices.actor"].astype(np.float64), kept, link),
     )
-    return np.where(inside, chain_seconds(size, tensors, in_node_rate(machine), constants.tensor_s), gathered)
+    inside = chain_seconds(size, tensors, in_node_rate(machine), constants.tensor_s)
+    return np.where(_in_a_node(machine, b), inside, gathered)
 
 
-def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float) -> Float:
+def _in_a_node(machine: Machine, b: PlanBatch) -> NDArray[np.bool_]:
+    """Where a node holds trainers and engines."""
+    together = b["devices.actor"] + b["devices.rollout"] <= machine.levels[0].size
+    return np.asarray(together & (b["group.actor"] == b["group.rollout"]))
+
+
+def _delta_seconds(machine: Machine, shape: ModelShape, b: PlanBatch, size: Float, link: Float) -> Float:
+    """Changed values to all engines: found by each device in its part of the weights, gathered, and sent on."""
+    trainers, changed = b["devices.actor"].astype(np.float64), changed_bytes(machine, size)
+    inside = changes_seconds(shape, changed, in_node_rate(machine))
+    across = np.maximum(
+        changes_seconds(shape, changed, steps().sync.tensors), wire_seconds(machine, changed, trainers, 1.0, link)
+    )
+    return np.asarray(compared_seconds(machine, size / trainers) + np.where(_in_a_node(machine, b), inside, across))
+
+
+def _delta_disk_seconds(machine: Machine, shape: ModelShape, size: Float, ends: tuple[Float, Float]) -> Float:
+    """Changed values of whole tensors, which are gathered first, into files and out of them. A host's copy of all
+    weights is patched, and engines load their part of it. `ends` are devices that train, and those of an engine."""
+    (trainers, engine), constants, tensors = ends, steps().sync, num_tensors(shape)
+    gathered = chain_seconds(size, tensors, constants.gathered, constants.handle_s)
+    moved = 2.0 * changed_bytes(machine, size) / constants.disk
+    loaded = size / engine / host_link(machine) + tensors * constants.tensor_s
+    return gathered + compared_seconds(machine, size / trainers) + moved + loaded
+
+
+def changed_bytes(machine: Machine, size: Float) -> Float:
+    """Values that differ from those sent last, of weights of `size` bytes, and their places."""
+    constants = steps().sync
+    return size * constants.changed * (1.0 + constants.place_bytes / machine.device.bytes_per_value)
+
+
+def compared_seconds(machine: Machine, held: Float) -> Float:
+    """Comparing the bytes that a device holds with those sent last, which come from host memory and which these
+    replace; memory traffic of the device is nothing beside that."""
+    return 2.0 * held / host_link(machine)
+
+
+def changes_seconds(shape: ModelShape, changed: Float, bandwidth: float) -> Float:
+    """Changed values gathered on one rank, sent on at some bytes per second, and written over those of the engine's
+    tensors, each of which is made whole for it."""
+    return chain_seconds(changed, num_tensors(shape), bandwidth, steps().sync.handle_s)
+
+
+def wire_seconds(machine: Machine, size: Float, trainers: Float, kept: Float | float, link: Float | float) -> Float:
     """Seconds that network cards of a node need for whole tensors: those that engines receive, and where trainers span
-    several nodes also those that are gathered first, of `kept` times the bytes."""
+    several nodes also those that are gathered first, of `kept` times the bytes. `link` is what a device gets of bytes
+    per second to the engines."""
     levels = machine.levels
-    domain = float(np.prod([level.size for level in levels[:-1]], dtype=np.int64))
-    if len(levels) == 1:
-        return np.zeros_like(size)
-    sent = size * (1.0 + np.where(trainers > domain, kept, 0.0))
-    return np.asarray(sent / (domain * device_bandwidth(levels, len(levels) - 1)))
+    domain = float(np.prod([level.size for level in levels[:-1]] or [levels[0].size], dtype=np.int64))
+    gathered = size * np.where(trainers > domain, kept, 0.0) / device_bandwidth(levels, len(levels) - 1)
+    return np.asarray((size / link + gathered) / domain)
 
 
 def in_node_rate(machine: Machine) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ir.batch import CODES, fields_of
+from ir.batch import CODES, DELTAS, fields_of
 from ir.graph import Op
 from ir.plan import SECTIONS, Generate, Pass, Update
 
@@ -18,7 +18,9 @@ Values = Mapping[str, tuple[int, ...]]
 _KINDS = {Generate: "generate", Pass: "pass", Update: "update"}
 
 EXTRAS: Values = {
+    "sync": tuple(code for code in range(len(CODES["sync"])) if code not in DELTAS),
     "generate.draft_tokens": (0,),
+    "pass.shard": (0,),
     "update.shard": (0,),
     "update.schedule": (CODES["schedule"].index("1f1b"),),
 }
@@ -35,10 +37,10 @@ class Follower:
     op: Op
     leader: Op
     fields: tuple[str, ...] = (*DEGREES, "zero")
-    """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `stage` how far,
-    `kind` whether replicas divide more than the optimizer (stage 2 or 3: fully sharded training; of a pass, weights
-    too), `dp` is what its degrees leave of the pool, and `unit` whether micro-batches are counted in sequences or in
-    tokens."""
+    """What is the leader's: names of fields, where `zero` says whether weights are divided (stage 3), `shard` among
+    which ranks they are, `stage` how far, `kind` whether replicas divide more than the optimizer (stage 2 or 3: fully
+    sharded training; of a pass, weights too), `dp` is what its degrees leave of the pool, and `unit` whether
+    micro-batches are counted in sequences or in tokens."""
     flag: str = ""
     """Flag of the plan without which it does not follow."""
 
@@ -63,6 +65,8 @@ class Backend:
     swaps: tuple[Op, ...] = ()
     """Updates whose model always leaves the devices while engines on them generate, and whose weights stay where there
     are none."""
+    deltas: Values = field(default_factory=dict)
+    """Values that columns of sections must have where `sync` sends changed values only."""
     needs_memory_percent: bool = False
     """Whether the engine's cache is sized by a share of memory."""
     algorithms: tuple[str, ...] = ()

@@ -43,7 +43,7 @@ _TORCH = Backend(
     what="vLLM and FSDP2",
     needs_memory_percent=True,
     engine_experts=True,
-    extras=("generate.draft_tokens", "update.shard"),
+    extras=("generate.draft_tokens", "pass.shard", "update.shard"),
     values={**_NO_EXPERTS, **_NO_PIPELINE, "update.zero": (0, 2, 3), "update.precision": _NATIVE},
 )
 

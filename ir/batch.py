@@ -37,13 +37,23 @@ HOME: Mapping[Op, str] = {op: role for role, op in PLACED.items()} | {Op.OLD_LOG
 """The role on whose pool a section's stage runs."""
 
 CODES: Mapping[str, tuple[str, ...]] = {
-    "sync": ("reshard", "broadcast", "p2p", "disk"),
+    "sync": ("reshard", "broadcast", "p2p", "disk", "delta", "delta-disk"),
     "recompute": ("none", "selective", "full"),
     "offload": ("none", "optimizer", "all"),
     "precision": ("native", "fp8"),
     "schedule": ("1f1b", "zero-bubble"),
 }
 """Values of the named fields, in the order of their codes."""
+
+DELTAS = tuple(CODES["sync"].index(method) for method in ("delta", "delta-disk"))
+"""Methods of weight sync that send changed values only."""
+
+
+def value_words(column: str, values: tuple[int, ...]) -> str:
+    """Values of a column as a rule names them."""
+    names = CODES.get(column.rpartition(".")[2])
+    return " or ".join(names[code] if names else str(code) for code in values)
+
 
 FUSIONS = tuple(f"fusions.{name}" for name in Fusions.__struct_fields__)
 SHARING = tuple(f"sharing.{name}" for name in Sharing.__struct_fields__)

@@ -1,4 +1,5 @@
-"""Sections that a backend runs on the engine of another, or beside engines: what of their layout follows from that.
+"""Sections that a backend runs on the engine of another, or beside engines: what of their layout follows from that; and
+how weights are sent between sections that allow it.
 
 Tables of a space take each section by itself, so that a space under such a backend still
 holds plans whose sections do not match; `follow` makes them match.
@@ -12,13 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.backend import Backend, Follower
-from ir.batch import CODES, HOME, ROLES, PlanBatch
+from ir.batch import CODES, DELTAS, HOME, ROLES, PlanBatch, value_words
 from ir.graph import Op
 from ir.plan import SECTIONS, Update
 from ir.setting import Breach, Mask
 
 Column = NDArray[np.int32]
 
+_BROADCAST = CODES["sync"].index("broadcast")
 _OPTIMIZER, _ALL = CODES["offload"].index("optimizer"), CODES["offload"].index("all")
 
 
@@ -42,20 +44,33 @@ def follower_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
             message=f"must be all exactly if engines share the devices, for the backend {backend.name!r}",
             broken=batch.has(op) & (batch[f"{op}.offload"] != _waiting(batch, op)),
         )
+    for name, allowed in backend.deltas.items():
+        yield Breach(
+            name=f"deltas-need-{name}",
+            path="sync",
+            message=f"must send whole weights unless {name} is {value_words(name, allowed)}, for the backend "
+            f"{backend.name!r}",
+            broken=np.isin(batch["sync"], DELTAS) & ~np.isin(batch[name], allowed),
+        )
 
 
 def follow(batch: PlanBatch, backend: Backend | None) -> PlanBatch:
-    """The plans with every following section laid out as its leader; they need not be legal."""
+    """The plans with every following section laid out as its leader, and weights broadcast where changes cannot be;
+    they need not be legal."""
     for follower in backend.follows if backend is not None else ():
         both, columns = _both(batch, follower), dict(batch.columns)
         for name in follower.fields:
-            for field, column in _wanted(batch, follower, name).items():
+            for field, column in _wanted(PlanBatch(len(batch), columns), follower, name).items():
                 path = f"{follower.op}.{field}"
                 columns[path] = np.where(both, column, batch[path]).astype(np.int32)
         batch = PlanBatch(len(batch), columns)
     for op in backend.swaps if backend is not None else ():
         waiting = np.where(batch.has(op), _waiting(batch, op), 0).astype(np.int32)
         batch = PlanBatch(len(batch), {**batch.columns, f"{op}.offload": waiting})
+    for name, allowed in backend.deltas.items() if backend is not None else ():
+        whole = np.isin(batch["sync"], DELTAS) & ~np.isin(batch[name], allowed)
+        sync = np.where(whole, _BROADCAST, batch["sync"]).astype(np.int32)
+        batch = PlanBatch(len(batch), {**batch.columns, "sync": sync})
     return batch
 
 
@@ -71,6 +86,7 @@ def _message(follower: Follower, name: str, backend: Backend) -> str:
         "stage": f"must be {follower.leader}.zero",
         "kind": f"must be 2 or 3 (of a pass, 3) exactly if {follower.leader}.zero is 2 or 3",
         "dp": f"must be what the degrees of {follower.leader} leave of the pool",
+        "shard": f"must be that of {follower.leader} where weights are divided, and 0 elsewhere,",
         "unit": f"must be above 0 exactly if {follower.leader}.micro_tokens is",
     }
     return (
@@ -106,6 +122,11 @@ def _kind(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
     return {"zero": np.where((own >= 2) != (leader >= 2), wanted, own)}
 
 
+def _group(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
+    """The leader's groups of ranks where the follower's weights are divided."""
+    return {"shard": np.where(batch[f"{follower.op}.zero"] == 3, batch[f"{follower.leader}.shard"], 0).astype(np.int32)}
+
+
 def _left(batch: PlanBatch, follower: Follower) -> dict[str, Column]:
     """Replicas of the leader's degrees that the follower's pool has room for, at least one."""
     lead, devices = batch.section(follower.leader), batch[f"devices.{HOME[follower.op]}"]
@@ -124,6 +145,7 @@ _DERIVED: Mapping[str, Callable[[PlanBatch, Follower], dict[str, Column]]] = {
     "zero": _divided,
     "stage": lambda batch, follower: {"zero": _stage(batch, follower)},
     "kind": _kind,
+    "shard": _group,
     "dp": _left,
     "unit": _unit,
 }

@@ -185,7 +185,7 @@ class StateEdge:
     in_flight: bool = False
     """Whether a new version is taken in the middle of sequences, not only between batches."""
     method: str = ""
-    """How weights travel: reshard, broadcast, p2p or disk; empty for state that stays."""
+    """How weights travel, `ir.plan.Sync`; empty for state that stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

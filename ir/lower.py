@@ -79,6 +79,7 @@ def _layout(section: Generate | Pass | Update, devices: int) -> Layout:
                 cp=section.cp,
                 ep=section.ep,
                 zero=section.zero,
+                shard=section.shard,
                 micro_batch=section.micro_batch,
                 micro_tokens=section.micro_tokens,
                 offload=section.offload,

@@ -77,13 +77,20 @@ def _after_dense(config: Config, where: str, layers: int) -> Moe:
     """Experts as DeepSeek names them: after some dense layers, with shared ones beside them."""
     first = _size(config, "first_k_dense_replace", where, least=0)
     step = _size(config, "moe_layer_freq", where, default=1)
-    width = _size(config, "moe_intermediate_size", where)
+    width, experts = _size(config, "moe_intermediate_size", where), _size(config, "n_routed_experts", where)
+    groups, chosen = _size(config, "n_group", where, default=1), _size(config, "topk_group", where, default=1)
+    if experts % groups:
+        raise InputError(f"{where}: n_group", f"must divide n_routed_experts = {experts}", groups)
+    if chosen > groups:
+        raise InputError(f"{where}: topk_group", f"must not exceed n_group = {groups}", chosen)
     return Moe(
-        experts=_size(config, "n_routed_experts", where),
+        experts=experts,
         experts_per_token=_size(config, "num_experts_per_tok", where),
         ffn=width,
         shared_ffn=width * _size(config, "n_shared_experts", where, default=0, least=0),
         dense_at=tuple(i for i in range(layers) if i < first or i % step),
+        groups=groups,
+        groups_per_token=chosen,
     )
 
 

@@ -163,7 +163,8 @@ def relax(rpeg: Rpeg, staleness: int, *, in_flight: bool = False) -> Rpeg:
 def synchronise(rpeg: Rpeg, method: str) -> Rpeg:
     """Choose how new weights travel. `reshard` regroups shards within a pool; `broadcast` gathers whole tensors and
     sends them to every engine; `p2p` sends each engine rank just the parts it holds; `disk` writes and reads a
-    checkpoint, which needs no network between the pools and takes longest. The weights are the same."""
+    checkpoint, which needs no network between the pools and takes longest; `delta` and `delta-disk` compare weights
+    with those sent last and send, or write, values that differ and their places. The weights are the same."""
     state = tuple(replace(edge, method=method) if edge.source is Op.SYNC_WEIGHTS else edge for edge in rpeg.state)
     return replace(rpeg, state=state)
 

@@ -57,6 +57,9 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ep: Positive = 1
     zero: Literal[0, 3] = 0
     """3: replicas divide the weights among them and gather a layer when it is needed."""
+    shard: Count = 0
+    """Ranks, of those that hold the same, among which weights are divided (hybrid sharding): each group of so many has
+    a copy; 0: among all."""
     micro_batch: Count = 0
     """Sequences per forward pass of a replica; 0: by tokens."""
     micro_tokens: Count = 0
@@ -114,7 +117,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reward_trunk: bool = False
 
 
-Sync = Literal["reshard", "broadcast", "p2p", "disk"]
+Sync = Literal["reshard", "broadcast", "p2p", "disk", "delta", "delta-disk"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -140,7 +143,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     finished by the weights that began it."""
     sync: Sync = "reshard"
     """How new weights reach the engines: within a pool by resharding, else by a gather and broadcast, point to point
-    between shards, or through files."""
+    between shards, or through files; with `delta` only values that changed since the last time are broadcast, with
+    `delta-disk` only those go through files."""
 
     @property
     def identity(self) -> str:

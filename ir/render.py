@@ -24,6 +24,7 @@ from ir.render_words import (
     model_text,
     roles_of,
     short_model,
+    state_text,
 )
 from ir.sizes import BYTES_PER_TOKEN, edge_bytes, edge_values, state_bytes, waiting_sequences
 
@@ -116,7 +117,7 @@ def _state_label(edge: StateEdge, rpeg: Rpeg) -> str:
     method = f", {edge.method}" if edge.method else ""
     waiting = edge.state is State.EXPERIENCE
     buffer = f", up to {waiting_sequences(rpeg, edge):,} sequences" if waiting else ""
-    return f"{STATE_WORDS[edge.state]}, {bound_text(edge)}{method}{buffer}, {bytes_text(state_bytes(rpeg, edge))}"
+    return f"{STATE_WORDS[edge.state]}, {bound_text(edge)}{method}{buffer}, {state_text(edge, state_bytes(rpeg, edge))}"
 
 
 # Mermaid

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ir.graph import Op, Rpeg, State
 from ir.render_layout import LEAST_CHANNEL, MARGIN, WIRE_GAP, Box, Style, text_width
-from ir.render_words import DATA_WORDS, STATE_WORDS, bound_text, bytes_text
+from ir.render_words import DATA_WORDS, STATE_WORDS, bound_text, bytes_text, state_text
 from ir.sizes import edge_bytes, state_bytes, waiting_sequences
 
 Point = tuple[float, float]
@@ -79,7 +79,7 @@ def _state_nets(rpeg: Rpeg) -> list[Net]:
         if source != target:
             waiting = edge.state is State.EXPERIENCE
             buffer = [f"up to {waiting_sequences(rpeg, edge):,} sequences"] if waiting else []
-            size = bytes_text(state_bytes(rpeg, edge))
+            size = state_text(edge, state_bytes(rpeg, edge))
             words = [bound_text(edge), *([edge.method] if edge.method else []), *buffer, size]
             label = f"{STATE_WORDS[edge.state]}: {', '.join(words)}"
             nets.append(Net(source=source, targets=(target,), label=label, below=True))

@@ -35,6 +35,11 @@ def bytes_text(value: float) -> str:
     return f"{_scaled(value, _UNITS)}B"
 
 
+def state_text(edge: StateEdge, size: float) -> str:
+    """Of a state of so many bytes, what travels: just its changes, if the method says so."""
+    return f"changes of {bytes_text(size)}" if edge.method.startswith("delta") else bytes_text(size)
+
+
 def parameters_text(value: float) -> str:
     """Three digits: 8.19 B."""
     return _scaled(value, ("", "k", "M", "B", "T")).strip()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ir.backend import Backend
-from ir.batch import CODES, REMOVED_BY, PlanBatch, batch_of, owner_of
+from ir.batch import REMOVED_BY, PlanBatch, batch_of, owner_of, value_words
 from ir.errors import InputError
 from ir.followers import follower_breaches
 from ir.graph import Op
@@ -68,12 +68,10 @@ def _value_breaches(batch: PlanBatch, backend: Backend) -> Iterator[Breach]:
     for column, allowed in backend.by_column.items():
         op = owner_of(column)
         here = np.ones(len(batch), dtype=bool) if op is None else batch.has(op)
-        names = CODES.get(column.rpartition(".")[2])
-        words = " or ".join(names[code] if names else str(code) for code in allowed)
         yield Breach(
             name=f"backend-supports-{column}",
             path=column,
-            message=f"must be {words} for the backend {backend.name!r}",
+            message=f"must be {value_words(column, allowed)} for the backend {backend.name!r}",
             broken=here & ~np.isin(batch[column], allowed),
         )
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ir.batch import ROLES
+from ir.batch import DELTAS, ROLES
 from ir.graph import Op
 from ir.job import Role
 from ir.setting import Columns, Mask, Rule, Setting
@@ -90,6 +90,11 @@ def _allowed(b: Columns, s: Setting) -> Mask:
     return np.asarray(s.job.limits.allows(total, max(s.num_devices, int(total.max(initial=0)))))
 
 
+def _keeps_what_was_sent(b: Columns, s: Setting) -> Mask:
+    host = np.array([group.host for group in s.groups])
+    return np.asarray(~np.isin(b["sync"], DELTAS) | host[np.minimum(b["group.actor"], len(host) - 1)])
+
+
 STRUCTURE_RULES: tuple[Rule, ...] = (
     Rule(
         name="pools-lie-in-a-group",
@@ -139,6 +144,22 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
         reads=("sync", "place.actor"),
         holds=lambda b, s: (b["sync"] == 0) == _colocated(b),
         message="must be 'reshard' when generation and training share their pool, and another method when they do not",
+    ),
+    Rule(
+        name="deltas-need-whole-training",
+        path="sync",
+        reads=("sync",),
+        holds=lambda b, s: ~np.isin(b["sync"], DELTAS) | (s.job.actor.lora_rank == 0),
+        message="must send whole weights where adapters are trained: how many values change once they are merged is "
+        "not known",
+    ),
+    Rule(
+        name="deltas-need-host-memory",
+        path="sync",
+        reads=("sync", "group.actor"),
+        holds=_keeps_what_was_sent,
+        message="must send whole weights where devices that train have no host memory apart from their own, which "
+        "keeps the weights that were sent last",
     ),
     Rule(
         name="one-source-of-old-logprobs",

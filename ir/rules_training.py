@@ -9,7 +9,7 @@ from ir.setting import Columns, LayoutRule, Mask, Section
 
 
 def _groups_of_replicas(x: Columns, s: Section) -> Mask:
-    ranks, shard = x["dp"].astype(np.int64) * x["cp"], np.maximum(x["shard"], 1)
+    ranks, shard = replicas(x, s).astype(np.int64) * x["cp"], np.maximum(x["shard"], 1)
     return np.asarray((x["shard"] == 0) | ((shard > 1) & (shard < ranks) & (ranks % shard == 0)))
 
 
@@ -77,23 +77,23 @@ TRAINING_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         name="hybrid-sharding-needs-zero",
-        ops=UPDATES,
+        ops=TRAINERS,
         path="shard",
         reads=("zero", "shard"),
         holds=lambda x, s: (x["shard"] == 0) | (x["zero"] >= 2),
-        message="must be 0 below ZeRO-2, which divides gradients",
+        message="must be 0 where zero is below 2: nothing is divided for each micro-batch",
     ),
     LayoutRule(
         name="hybrid-sharding-groups-the-replicas",
-        ops=UPDATES,
+        ops=TRAINERS,
         path="shard",
-        reads=("shard", "dp", "cp"),
+        reads=("shard", "devices", "tp", "pp", "cp", "dp"),
         holds=_groups_of_replicas,
-        message="must be 0, or above 1 and divide dp x cp into several groups",
+        message="must be 0, or above 1 and divide replicas x cp into several groups",
     ),
     LayoutRule(
         name="hybrid-sharding-fills-a-domain",
-        ops=UPDATES,
+        ops=TRAINERS,
         path="shard",
         reads=("shard", "tp", "group"),
         holds=_fills_a_domain,

@@ -79,7 +79,7 @@ class Setting:
     @property
     def is_coupled(self) -> bool:
         """Whether the backend makes the layout of a section depend on more than its own pool."""
-        return self.backend is not None and bool(self.backend.follows or self.backend.swaps)
+        return self.backend is not None and bool(self.backend.follows or self.backend.swaps or self.backend.deltas)
 
     def shape(self, op: Op) -> ModelShape:
         """The model of a section."""

@@ -43,6 +43,9 @@ class Moe:
     """Layers, counted from 0, that have a dense network of width `ModelShape.ffn` instead."""
     bias: bool = False
     """Whether router and experts have biases."""
+    groups: int = 1
+    """Groups of neighbouring experts from which a token's are chosen: first some groups, then experts of those."""
+    groups_per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

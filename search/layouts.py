@@ -39,7 +39,7 @@ WITHIN_CLASS = (
 """Fields that nothing outside a section depends on."""
 
 DEGREES = ("tp", "pp", "ep")
-"""Fields that must agree, and whether weights are sharded, for a pass to find weights laid out as they are trained."""
+"""Fields that must agree, and how weights are sharded, for a pass to find weights laid out as they are trained."""
 
 SENT = (Op.UPDATE_ACTOR, Op.GENERATE)
 """Sections between which weights travel."""
@@ -186,7 +186,9 @@ class Layouts:
 
 
 def _degrees(x: Columns) -> Int:
-    code = (x["zero"] == 3).astype(np.int64) if "zero" in x else np.zeros(len(x["tp"]), dtype=np.int64)
+    code = np.zeros(len(x["tp"]), dtype=np.int64)
+    if "zero" in x:
+        code = np.where(x["zero"] == 3, 1 + x["shard"].astype(np.int64), 0)
     for name in DEGREES:
         code = code * MOST_DEVICES + x[name]
     return code

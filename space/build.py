@@ -8,7 +8,8 @@ from typing import Any, get_type_hints
 import msgspec
 import numpy as np
 
-from ir.batch import CODES, COLUMNS, FLAGS, HOME, ROLES, Column, PlanBatch, fields_of, owner_of
+from ir.backend import Values
+from ir.batch import CODES, COLUMNS, DELTAS, FLAGS, HOME, ROLES, Column, PlanBatch, fields_of, owner_of
 from ir.errors import InputError
 from ir.graph import Op
 from ir.plan import SECTIONS, Count, Positive, Update
@@ -117,7 +118,7 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
     values: dict[str, tuple[int, ...]] = {
         "staleness": tuple(range(setting.job.limits.max_staleness + 1)),
         "in_flight": (0, 1),
-        "sync": tuple(range(len(CODES["sync"]))),
+        "sync": _ways(setting),
     }
     for role in roles:
         index = ROLES.index(role)
@@ -131,6 +132,13 @@ def _columns(setting: Setting) -> dict[str, tuple[int, ...]]:
     return values | _own_values(setting, values)
 
 
+def _ways(setting: Setting) -> tuple[int, ...]:
+    """Methods of weight sync: of plans for no framework, changed values through files are no rival to those sent over
+    the network, and engines load all weights again."""
+    every = range(len(CODES["sync"]))
+    return tuple(code for code in every if setting.backend is not None or CODES["sync"][code] != "delta-disk")
+
+
 def _own_values(setting: Setting, values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Columns of which the backend has only values that are not usually considered."""
     supported = setting.backend.by_column if setting.backend is not None else {}
@@ -140,7 +148,7 @@ def _own_values(setting: Setting, values: Mapping[str, tuple[int, ...]]) -> dict
 def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Values of a column that the backend supports and no rule refuses which depends on it alone, all else it reads
     having a single value."""
-    supported = setting.backend.by_column if setting.backend is not None else {}
+    supported = _supported(setting, values)
     keep = np.isin(values[name], supported.get(name, values[name]))
     for rule in structure_rules(setting):
         if name in rule.reads and (column := _alone(name, rule.reads, values)) is not None:
@@ -157,6 +165,14 @@ def _possible(setting: Setting, name: str, values: Mapping[str, tuple[int, ...]]
         got = [value_text(name, value) for value in values[name]]
         raise InputError(f"axis {name}", "must have a value that the job and the backend allow", got)
     return left
+
+
+def _supported(setting: Setting, values: Mapping[str, tuple[int, ...]]) -> Values:
+    """What the backend supports, and asks of sections where all plans send changed values only."""
+    if setting.backend is None:
+        return {}
+    changes = set(values["sync"]) <= set(DELTAS)
+    return {**setting.backend.by_column, **(setting.backend.deltas if changes else {})}
 
 
 def _section_columns(op: Op, values: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

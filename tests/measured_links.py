@@ -87,7 +87,8 @@ def exchange_tables(folder: Path) -> Iterator[tuple[str, Shapes]]:
 
 
 def exchange_shapes(part: Columns, gpu: str, *, low_latency: bool, combine: bool, nodes: int) -> tuple[str, Shapes]:
-    """Of one device, kind and number of nodes."""
+    """Of one device, kind and number of nodes. Tokens are sent to at most four nodes, as by DeepSeek-V3, but with low
+    latency (aiconfigurator, collector/deep_collector: `num_topk_groups` of test_internode.py, test_low_latency.py)."""
     tokens, hidden, topk, sms = floats(part, "tokens_per_gpu", "hidden", "topk", "sms")
     ep = int(part["ep"][0])
     where = machine(gpu, ep if nodes > 1 else None)
@@ -97,7 +98,7 @@ def exchange_shapes(part: Columns, gpu: str, *, low_latency: bool, combine: bool
         at = (hidden == key[0]) & (topk == key[1]) & (sms == key[2])
         one = exchange.Exchange(
             tokens=tokens[at], hidden=int(key[0]), experts_per_token=int(key[1]), combine=combine, value_bytes=1.0,
-            processors=max(float(key[2]), 1.0), low_latency=low_latency,
+            processors=max(float(key[2]), 1.0), low_latency=low_latency, groups=nodes, groups_per_token=min(nodes, 4),
         )  # fmt: skip
         closed[at] = exchange.closed_seconds(where.levels, one, tokens[at], (ep, nodes))
         predicted[at] = exchange.exchange_seconds(where, one, np.full(at.sum(), ep))

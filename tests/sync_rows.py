@@ -17,6 +17,9 @@ from analytic.setup import Machine
 from analytic.steps import steps
 from analytic.transfer import (
     chain_seconds,
+    changed_bytes,
+    changes_seconds,
+    compared_seconds,
     copy_seconds,
     in_node_rate,
     num_tensors,
@@ -53,9 +56,10 @@ KINDS = {
     "broadcast": "everyone",
     "P2P (two nodes only)": "everyone",
     "NCCL reshard (XferDTensor)": "point to point",
+    "delta_sharded": "changes",
 }
 """How each framework's method sends: whole tensors one by one, in pipelined buckets down a chain, in buckets that ranks
-read over the network, in buckets that all nodes send parts of, or parts from shard to shard."""
+read over the network, in buckets that all nodes send parts of, parts from shard to shard, or changed values only."""
 
 TIMED_ALONE = {
     "verl fully_async checkpoint-engine",
@@ -111,10 +115,10 @@ def _read(rows: list[Row]) -> Iterator[Transfer | str]:
 def _transfer(row: Row) -> Transfer:
     kind = KINDS.get(row["method"])
     if kind is None:
-        raise ValueError("plans have no way that sends changed values only, or the way is not told")
+        raise ValueError("the way is not told, or none that plans have")
     if not row["model"]:
         raise ValueError("no model and layout named")
-    if row["table"] in SLOW_NETWORK and row["num_gpus_total"] == "16":
+    if row["table"] in SLOW_NETWORK and row["num_gpus_total"] == "16" and kind == "tensors":
         raise ValueError("the network of its cluster was read off it")
     shape = _shape(row["model"])
     size = shape.parameters * (1.0 if row["precision"].startswith("FP8") else 2.0)
@@ -133,6 +137,8 @@ def _stop(row: Row) -> float:
 
 def _seconds(row: Row, kind: str, shape: ModelShape, size: float) -> float:
     one = np.array([size])
+    if kind == "changes":
+        return _changes(row, shape, one)
     if kind != "point to point":
         each = 0.0 if row["table"] in RECEIVED_ONLY else steps().sync.tensor_s
         read = one * (_own_share(shape, 32) if row["table"] in OWN_EXPERTS and kind == "reads" else 1.0)
@@ -143,6 +149,15 @@ def _seconds(row: Row, kind: str, shape: ModelShape, size: float) -> float:
     link = device_bandwidth(machine.levels, len(machine.levels) - 1)
     sent = pieces_seconds(shape, one, (trainers, engine, engines), np.array([link]))
     return float((sent + copy_seconds(machine, one / engine))[0])
+
+
+def _changes(row: Row, shape: ModelShape, size: np.ndarray) -> float:
+    """Changed values are found and sent by half of a row's devices."""
+    machine = _machine(row["gpu"])
+    trainers, changed = int(row["num_gpus_total"]) / 2.0, changed_bytes(machine, size)
+    sent = changes_seconds(shape, changed, _rate(row, "tensors"))
+    found = compared_seconds(machine, size / trainers) + np.maximum(sent, _wire(row, "tensors", changed, 1.0))
+    return float(found[0])
 
 
 def _rate(row: Row, kind: str) -> float:
@@ -162,20 +177,17 @@ def _own_share(shape: ModelShape, ranks: int) -> float:
     return 1.0 - shape.expert_parameters / shape.parameters * (1.0 - 1.0 / ranks)
 
 
-def _wire(row: Row, kind: str, size: np.ndarray) -> np.ndarray:
+def _wire(row: Row, kind: str, size: np.ndarray, kept: float = 2.0) -> np.ndarray:
     """What network cards need for whole tensors, where the page's network is known to be slow: trainers are fully sharded
-    and keep float32."""
+    and keep float32. Changed values are those of what is sent, and `kept` is 1."""
     slow = SLOW_NETWORK.get(row["table"])
     if slow is None or kind != "tensors" or _inside(row):
         return np.zeros(1)
     machine = _machine(row["gpu"])
     level = msgspec.structs.replace(machine.levels[-1], bandwidth=slow, links=1)
-    return wire_seconds(
-        replace(machine, levels=(*machine.levels[:-1], level)),
-        size,
-        np.array([float(row["num_gpus_total"]) / 2.0]),
-        2.0,
-    )
+    levels, trainers = (*machine.levels[:-1], level), np.array([float(row["num_gpus_total"]) / 2.0])
+    link = device_bandwidth(levels, len(levels) - 1)
+    return wire_seconds(replace(machine, levels=levels), size, trainers, kept, link)
 
 
 def _degrees(row: Row) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from analytic import comm
 from analytic.device import overlapped
-from analytic.exchange import Exchange, distinct, exchange_seconds
+from analytic.exchange import Exchange, distinct, exchange_seconds, reached
 from analytic.fit import machine_of
 from analytic.grids import Axis, Grid, grid, kernel_facts
 from analytic.kernels import decode_attention_seconds, gemm_closed, gemm_seconds
@@ -165,9 +165,41 @@ def test_exchanges() -> None:
     one = Exchange(tokens=np.array([4096.0]), hidden=7168, experts_per_token=8, combine=False, value_bytes=1.0)
     measured = {8: 0.491e-3, 16: 0.81e-3, 32: 1.85e-3, 64: 6.2e-3}
     for ranks, seconds in measured.items():
-        where = machine("dgx-h200", max(ranks, 8))
-        assert exchange_seconds(where, one, np.array([ranks]))[0] == pytest.approx(seconds, rel=0.15)
+        where, limited = machine("dgx-h200", max(ranks, 8)), replace(one, groups=8, groups_per_token=4)
+        assert exchange_seconds(where, limited, np.array([ranks]))[0] == pytest.approx(seconds, rel=0.15)
     assert exchange_seconds(machine("dgx-h200"), one, np.array([1]))[0] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "groups", "chosen", "expected"),
+    [
+        # 8 experts are expected to lie on 5.25 of 8 nodes; in 4 of 8 groups, a node each, on 4 at most.
+        (8, 1, 1, 8 * (1 - (7 / 8) ** 8)),
+        (8, 8, 4, 4.0),
+        # Two groups a node, of which 4 may lie on any 4 nodes: no limit.
+        (4, 8, 4, 4 * (1 - (3 / 4) ** 8)),
+        # Two nodes a group.
+        (16, 8, 2, 4.0),
+        (16, 8, 4, 16 * (1 - (15 / 16) ** 8)),
+    ],
+)
+def test_nodes_that_a_token_goes_to(nodes: int, groups: int, chosen: int, expected: float) -> None:
+    one = Exchange(
+        tokens=np.array([4096.0]), hidden=7168, experts_per_token=8, combine=False, groups=groups,
+        groups_per_token=chosen,
+    )  # fmt: skip
+    assert reached(one, nodes) == pytest.approx(expected)
+    assert reached(replace(one, low_latency=True), nodes) == pytest.approx(distinct(nodes, 8))
+
+
+def test_groups_of_experts_spare_the_network() -> None:
+    """4 of 5.25 nodes over 8; on one node nothing is spared."""
+    free = Exchange(tokens=np.array([8192.0]), hidden=7168, experts_per_token=8, combine=True)
+    limited = replace(free, groups=8, groups_per_token=4)
+    far, near = machine("dgx-h200", 64), machine("dgx-h200")
+    ratio = exchange_seconds(far, limited, np.array([64])) / exchange_seconds(far, free, np.array([64]))
+    assert 4 / 5.26 < ratio[0] < 0.85
+    assert exchange_seconds(near, limited, np.array([8])) == exchange_seconds(near, free, np.array([8]))
 
 
 def test_collectives_between_and_beyond_fits() -> None:

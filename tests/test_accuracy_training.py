@@ -9,11 +9,12 @@ import numpy as np
 import pipelines
 import pytest
 from accuracy_training import SETS
+from build import changed
 from pipelines import Pipeline, makespan
 from training_rows import Row, gpt, machine, step_seconds
 
 from analytic.activations import held, in_flight, put_off
-from analytic.costs import KINDS
+from analytic.costs import KINDS, Cost
 from analytic.estimate import section_cost
 from analytic.fit import setup
 from analytic.layers import spread_of
@@ -180,6 +181,22 @@ def test_state_in_groups_saves_network_traffic_and_costs_memory() -> None:
     assert more == pytest.approx(8 * held)
     later = seconds_and_bytes(0, 16)[0] - seconds_and_bytes(8, 16)[0]
     assert later > whole - grouped
+
+
+def test_a_pass_in_groups_saves_network_traffic_and_costs_memory() -> None:
+    """A reference of 64 replicas on 8 nodes, gathered inside each node."""
+    job, cluster = load_job(EXAMPLES / "grpo-qwen2.5-7b" / "job.toml"), load_cluster("dgx-h100:64")
+    plan = presets(setting_of(job, cluster))["verl-colocated"]
+
+    def cost(shard: int) -> Cost:
+        section = {"zero": 3, "shard": shard, "offload": "none"}
+        batch = batch_of([changed(plan, reference_logprob=section)])
+        return section_cost(setup(job, cluster), Op.REFERENCE_LOGPROB, batch.section(Op.REFERENCE_LOGPROB))
+
+    whole, grouped = cost(0), cost(8)
+    assert grouped.kinds["communication"][0] < whole.kinds["communication"][0]
+    assert grouped.resident["weights"][0] == pytest.approx(8 * whole.resident["weights"][0])
+    assert grouped.transient["gathered layers"][0] == whole.transient["gathered layers"][0]
 
 
 def test_what_graphs_and_overlaps_save_layers_with_experts() -> None:

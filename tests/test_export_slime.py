@@ -72,6 +72,14 @@ def test_a_plan_one_rollout_ahead() -> None:
     assert not found.keys() & {"colocate", "use-kl-loss", "micro-batch-size", "sglang-enable-mixed-chunk"}
 
 
+def test_changed_values_through_files() -> None:
+    _, found = flags(JOBS["free"], msgspec.structs.replace(ASYNC, sync="delta-disk"))
+    assert {name: value for name, value in found.items() if name.startswith("update-weight")} == {
+        "update-weight-transport": "disk", "update-weight-disk-dir": "/path/to/shared/weights",
+        "update-weight-mode": "delta", "update-weight-local-checkpoint-dir": "/path/to/local/checkpoint",
+    }  # fmt: skip
+
+
 def test_a_pipeline_whose_last_stage_is_smaller_and_experts() -> None:
     of = job(model="Qwen/Qwen3-235B-A22B", kl=0.0, minibatches=2)
     plan = colocated(update={"dp": 1, "recompute": "selective", **EXPERTS}, old_logprob=True, fusions=VERIFIED)
@@ -87,6 +95,8 @@ def test_a_pipeline_whose_last_stage_is_smaller_and_experts() -> None:
         (JOBS["grpo"], SYNC, {"fusions": Fusions()}, "verified-when-finished"),
         (JOBS["free"], ASYNC, {"staleness": 2}, "backend-supports-staleness"),
         (JOBS["free"], ASYNC, {"sync": "p2p"}, "backend-supports-sync"),
+        (JOBS["free"], ASYNC, {"sync": "delta"}, "backend-supports-sync"),
+        (JOBS["grpo"], SYNC, {"sync": "delta-disk"}, "weights-reshard-within-a-pool"),
         (
             JOBS["free"], ASYNC,
             {"old_logprob": Pass(pool="train", cp=4, micro_tokens=4096), "fusions": VERIFIED},

@@ -9,12 +9,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from framework_plans import MOE, NOTE, exported, job, sampled, setting, space
+from framework_plans import MOE, NOTE, changed, exported, job, sampled, setting, space
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor.imports.verl import read
+from ir.batch import CODES, batch_of
 from ir.errors import InputError
+from ir.followers import follow
+from ir.frameworks.verl import VERL
 from ir.job import Job
 from ir.plan import Fusions, Generate, Pass, Plan, Pool, Sharing, Update
 from ir.rules import check
@@ -147,15 +150,86 @@ def test_a_stale_plan_on_pools_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_changed_values_go_to_sglang(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="rollout", devices=8), Pool(name="train", devices=8)),
+        generate=msgspec.structs.replace(GENERATE, pool="rollout"),
+        old_logprob=None,
+        update_actor=msgspec.structs.replace(FSDP, pool="train"),
+        fusions=Fusions(reward_with_generation=True, rollout_logprob=True),
+        sync="delta",
+    )
+    text = script(plan, JOBS["grpo"], 16)
+    found = overrides(text, tmp_path)
+    expect(
+        found,
+        rollout={"name": "sglang", "checkpoint_engine.backend": "delta_sharded", "max_num_seqs": "256"},
+        top={
+            f"+{A}.rollout.engine_kwargs.sglang.chunked_prefill_size": "8192",
+            f"+{A}.rollout.engine_kwargs.sglang.enable_mixed_chunk": "true",
+        },
+    )
+    assert read(text, where="run.sh").plan == plan
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"generate": {"precision": "fp8"}}, "deltas-need-generate.precision"),
+        ({"generate": {"ep": 2}}, "deltas-need-generate.ep"),
+    ],
+)
+def test_what_takes_no_changed_values(change: dict[str, Any], rule: str) -> None:
+    pools = {"pools": (Pool(name="rollout", devices=8), Pool(name="train", devices=8))}
+    engine, update = Generate(pool="rollout", tp=2, concurrency=64, memory_percent=60), {"pool": "train", "dp": 8}
+    plan = Plan(
+        **pools, generate=engine, update_actor=Update(**update, zero=2, micro_tokens=4096),
+        fusions=Fusions(reward_with_generation=True, rollout_logprob=True), sync="delta",
+    )  # fmt: skip
+    check(plan, setting(JOBS["experts"], "verl"))
+    with pytest.raises(InputError, match=rf"plan: sync: .*\(rule {rule}\)"):
+        check(changed(plan, **change), setting(JOBS["experts"], "verl"))
+
+
+def test_plans_that_all_send_changed_values() -> None:
+    found = space(JOBS["experts"], "verl", "dgx-h100:16", {"sync": CODES["sync"].index("delta")})
+    assert (found.space["generate.ep"], found.space["generate.precision"]) == ((1,), (0,))
+    plans = sampled(found, 0, tries=64, count=8)
+    assert len(plans) == 8 and {plan.sync for plan in plans} == {"delta"}
+    for plan in plans:
+        assert read(script(plan, JOBS["experts"], 16), where="run.sh").plan == plan
+
+
 def test_states_divided_within_nodes(tmp_path: Path) -> None:
     plan = msgspec.structs.replace(
         SYNC,
         pools=(Pool(name="all", devices=32),),
         generate=msgspec.structs.replace(GENERATE, concurrency=128),
         update_actor=msgspec.structs.replace(FSDP, dp=32, shard=8),
+        old_logprob=msgspec.structs.replace(OLD, shard=8),
     )
     text = script(plan, JOBS["grpo"], 32)
     assert overrides(text, tmp_path)[f"{A}.actor.fsdp_config.fsdp_size"] == "8"
+    assert read(text, where="run.sh").plan == plan
+    whole = msgspec.structs.replace(plan, old_logprob=OLD)
+    with pytest.raises(InputError, match="old_logprob-follows-update_actor"):
+        check(whole, setting(JOBS["grpo"], "verl", "dgx-h100:32"))
+    assert follow(batch_of([whole]), VERL).plan(0) == plan
+
+
+@pytest.mark.parametrize(("shard", "size"), [(0, "-1"), (8, "8")])
+def test_a_reference_divided_otherwise_than_the_actor(tmp_path: Path, shard: int, size: str) -> None:
+    plan = msgspec.structs.replace(
+        SYNC,
+        pools=(Pool(name="all", devices=32),),
+        generate=msgspec.structs.replace(GENERATE, concurrency=128),
+        reference_logprob=msgspec.structs.replace(OLD, offload="all", shard=shard),
+        update_actor=msgspec.structs.replace(FSDP, dp=32),
+    )
+    text = script(plan, JOBS["kl"], 32)
+    found = overrides(text, tmp_path)
+    expect(found, actor={"fsdp_config.fsdp_size": "-1"}, ref={"fsdp_config.fsdp_size": size})
     assert read(text, where="run.sh").plan == plan
 
 

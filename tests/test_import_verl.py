@@ -97,6 +97,17 @@ def test_the_one_step_off_recipe() -> None:
     assert (found.plan.staleness, found.plan.in_flight, found.plan.sync) == (1, False, "broadcast")
 
 
+@pytest.mark.parametrize(
+    ("backend", "sync", "told"),
+    [("nccl", "broadcast", False), ("delta_sharded", "delta", False), ("mooncake", "broadcast", True)],
+)
+def test_how_weights_are_sent(backend: str, sync: str, told: bool) -> None:
+    keys = {"A__hybrid_engine": "False", "A__rollout__nnodes": "1", "A__rollout__checkpoint_engine__backend": backend}
+    found = read(text(**keys), where="x.txt")
+    assert found.plan.sync == sync
+    assert any("read as a broadcast" in note for note in found.assumed) == told
+
+
 def test_older_spellings_of_micro_batches() -> None:
     """Sequences of all replicas together, not of each."""
     old = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from build import changed
@@ -121,3 +122,25 @@ def test_what_trains_leaves_the_devices_to_engines_and_only_then():
         assert followed == changed(plan, update_actor={"offload": right})
         check(followed, setting_of(JOB, CLUSTER, swapping))
     assert follow(batch_of([apart]), swapping).plan(0) == apart
+
+
+def test_engines_that_take_no_changes_are_sent_whole_weights():
+    native = Backend(
+        name="native", what="FSDP, and engines in bfloat16", values={}, extras=("sync",),
+        deltas={"generate.precision": (0,), "update_actor.zero": (2, 3)},
+    )  # fmt: skip
+    setting = setting_of(JOB, CLUSTER, native)
+    apart = msgspec.structs.replace(presets(setting)["verl-separate-async"], sync="delta")
+    check(apart, setting)
+    assert follow(batch_of([apart]), native).plan(0) == apart
+    quantized = changed(apart, generate={"precision": "fp8"})
+    with pytest.raises(InputError) as error:
+        check(quantized, setting)
+    assert error.value.rule == (
+        "must send whole weights unless generate.precision is native, for the backend 'native' "
+        "(rule deltas-need-generate.precision)"
+    )
+    assert error.value.got == "delta"
+    followed = follow(batch_of([quantized]), native).plan(0)
+    assert followed == msgspec.structs.replace(quantized, sync="broadcast")
+    check(followed, setting)

@@ -76,6 +76,15 @@ def test_layers_with_experts_are_those_the_configuration_says() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "groups"), [("DeepSeek-V2", (8, 3)), ("DeepSeek-R1", (8, 4)), ("DeepSeek-V2-Lite", (1, 1)), ("Kimi-K2-Instruct", (1, 1))]
+)  # fmt: skip
+def test_groups_from_which_experts_are_chosen(name: str, groups: tuple[int, int]) -> None:
+    moe = shape(name).moe
+    assert moe is not None
+    assert (moe.groups, moe.groups_per_token) == groups
+
+
+@pytest.mark.parametrize(
     ("name", "nbytes"),
     [
         ("Llama-3.1-8B", 131_072),  # 2 x 32 layers x 8 heads x 128 x 2 B
@@ -220,6 +229,8 @@ def test_gemma_files_that_leave_out_what_their_class_fills_in(tmp_path: Path) ->
         ("Qwen3-8B", {"head_dim": None, "hidden_size": 4097}, "c: hidden_size: must be a multiple of num_attention_heads = 32, got 4097"),
         ("DeepSeek-V3", {"kv_lora_rank": 0}, "c: kv_lora_rank: must be a positive integer, got 0"),
         ("DeepSeek-V3", {"n_routed_experts": None}, "c: n_routed_experts: must be a positive integer, got None"),
+        ("DeepSeek-V3", {"n_group": 7}, "c: n_group: must divide n_routed_experts = 256, got 7"),
+        ("DeepSeek-V3", {"topk_group": 9}, "c: topk_group: must not exceed n_group = 8, got 9"),
         ("DeepSeek-V3", {"first_k_dense_replace": -1}, "c: first_k_dense_replace: must be an integer of at least 0, got -1"),
         ("DeepSeek-V3", {"attention_bias": True}, "c: attention_bias: must be false: biases there are not counted, got True"),
         ("gpt-oss-20b", {"num_experts_per_tok": "4"}, "c: num_experts_per_tok: must be a positive integer, got '4'"),

@@ -13,6 +13,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import build
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -170,6 +171,12 @@ def test_tree_of_a_plan_with_a_critic() -> None:
     lines = tree_text(lower(JOBS["ppo"], PPO_PLAN)).splitlines()
     assert [line for line in PPO_LINES if line not in lines] == []
     assert len(lines) == 1 + 4 + 4 + 3 + 9 + 16 + 8
+
+
+def test_tree_says_that_only_changes_are_sent() -> None:
+    plan = msgspec.structs.replace(PPO_PLAN, sync="delta")
+    line = "   ├─ sync_weights -> generate: actor weights, k = 2, in flight, delta, changes of 596 MB"
+    assert line in tree_text(lower(JOBS["ppo"], plan)).splitlines()
 
 
 def test_tree_says_what_is_shared_and_what_stays_in_a_stage() -> None:

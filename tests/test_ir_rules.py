@@ -66,6 +66,10 @@ BROKEN: dict[str, Broken] = {
     "staleness-needs-own-pool": Broken(path="staleness", got="1", plan={"pools": ONE, "staleness": 1}),
     "in-flight-needs-staleness": Broken(path="in_flight", got="True", plan={"in_flight": True}),
     "weights-reshard-within-a-pool": Broken(path="sync", got="reshard", plan={"sync": "reshard"}),
+    "deltas-need-whole-training": Broken(job=JOBS["lora"], path="sync", got="delta", plan={"sync": "delta"}),
+    "deltas-need-host-memory": Broken(
+        devices=replace(NODE, host=False), path="sync", got="delta-disk", plan={"sync": "delta-disk"},
+    ),
     "one-source-of-old-logprobs": Broken(
         path="fusions.rollout_logprob", got="True", plan={"flags": ("rollout_logprob", "fold_old_logprob")},
     ),

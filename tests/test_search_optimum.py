@@ -119,7 +119,8 @@ CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
         grpo(SMALL, max_staleness=1, speculation=Speculation(acceptance=0.8)),
         two_nodes(2),
         ("devices.", "place.", "sync", "staleness", "generate.draft", "generate.tp", "update_actor.dp", "update_actor.tp", "update_actor.pp",
-         "update_actor.schedule", "update_actor.zero", "update_actor.shard"),
+         "update_actor.schedule", "update_actor.zero", "update_actor.shard", "old_logprob.zero", "old_logprob.shard",
+         "reference_logprob.zero", "reference_logprob.shard"),
     ),
 }  # fmt: skip
 """A job, a cluster, and the axes that are free."""

@@ -189,6 +189,7 @@ def test_any_levels_decode_to_what_encodes_as_the_active_ones(data: st.DataObjec
         ("fusions.stream=true", ("fusions.stream", 1)),
         ("in_flight=false", ("in_flight", 0)),
         ("sync=p2p", ("sync", 2)),
+        ("sync=delta-disk", ("sync", 5)),
         ("update_actor.schedule=zero-bubble", ("update_actor.schedule", 1)),
         ("staleness=0", ("staleness", 0)),
     ],
@@ -208,7 +209,7 @@ def test_a_fix_is_read_and_written(text: str, fixed: tuple[str, int]) -> None:
         ("generate.tp=0", "fix generate.tp: must be a value that a plan may have (Expected `int` >= 1), got 0"),
         ("values.zero=2", "fix values.zero: must be a value that a plan may have (Invalid enum value 2), got 2"),
         ("devices.actor=0", "fix devices.actor: must be a value that a plan may have (Expected `int` >= 1), got 0"),
-        ("sync=pigeon", "fix sync: must be reshard or broadcast or p2p or disk, got 'pigeon'"),
+        ("sync=pigeon", "fix sync: must be reshard or broadcast or p2p or disk or delta or delta-disk, got 'pigeon'"),
         ("fusions.stream=1", "fix fusions.stream: must be false or true, got '1'"),
     ],
 )
@@ -328,7 +329,7 @@ def test_a_split_shares_the_devices_and_a_section_that_appears_is_like_others() 
     plans = [found.plan(i) for i in range(len(found))]
     apart = [p for p in plans if len(p.pools) == 2 and p.generate.pool != p.update_actor.pool]
     assert {(p.pools[0].devices, p.pools[1].devices) for p in apart} == {(2, 2)}
-    assert {p.sync for p in apart} == {"broadcast", "p2p", "disk"}
+    assert {p.sync for p in apart} == {"broadcast", "p2p", "disk", "delta"}
     passes = [p.old_logprob for p in plans if p.old_logprob is not None and len(p.pools) == 1]
     assert {(p.tp, p.micro_batch) for p in passes} == {(2, 8)}
 

@@ -91,9 +91,13 @@ def _placement(production: Production) -> Iterator[Entry]:
 
 
 def _sync(method: str) -> Iterator[Entry]:
-    yield entry("update-weight-transport", {"broadcast": "nccl", "disk": "disk"}[method], "plan: sync")
-    if method == "disk":
+    yield entry("update-weight-transport", "nccl" if method == "broadcast" else "disk", "plan: sync")
+    if method != "broadcast":
         yield entry("update-weight-disk-dir", "/path/to/shared/weights", "to be set: seen by all nodes")
+    if method == "delta-disk":
+        yield entry("update-weight-mode", "delta", "plan: sync")
+        local = "to be set: of every engine's node, for a checkpoint that is patched"
+        yield entry("update-weight-local-checkpoint-dir", "/path/to/local/checkpoint", local)
 
 
 def _checkpoints(production: Production) -> Iterator[Entry]:

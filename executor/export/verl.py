@@ -1,4 +1,5 @@
-"""verl 0.9.1: a script that starts `verl.trainer.main_ppo` with Hydra overrides (V1 trainer, vLLM engines)."""
+"""verl 0.9.1: a script that starts `verl.trainer.main_ppo` with Hydra overrides: the V1 trainer and vLLM engines, or
+SGLang's where only changed values are sent."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def _placement(p: Production) -> Entries:
         yield entry(f"{_A}.hybrid_engine", False, "plan: generation on a pool of its own")
         yield entry(f"{_ROLLOUT}.nnodes", p.nodes(rollout), f"plan: pool {rollout}")
         yield entry(f"{_ROLLOUT}.n_gpus_per_node", p.per_node(rollout), f"plan: pool {rollout}")
-        yield entry(f"{_ROLLOUT}.checkpoint_engine.backend", "nccl", "plan: sync")
+        sends = "delta_sharded" if p.plan.sync == "delta" else "nccl"
+        yield entry(f"{_ROLLOUT}.checkpoint_engine.backend", sends, "plan: sync")
 
 
 def _asynchrony(p: Production) -> Entries:
@@ -139,7 +141,11 @@ def _models(p: Production) -> Entries:
 def _engine(p: Production) -> Entries:
     engine = p.plan.generate
     longest = p.job.workload.max_tokens
-    yield entry(f"{_ROLLOUT}.name", "vllm", "the backend's engine")
+    if p.plan.sync == "delta":
+        yield entry(f"{_ROLLOUT}.name", "sglang", "rule: the engine that takes changed values, plan: sync")
+        yield from _sglang(engine)
+    else:
+        yield entry(f"{_ROLLOUT}.name", "vllm", "the backend's engine")
     yield from _degrees(_ROLLOUT, engine, "generate")
     yield entry(f"{_ROLLOUT}.max_num_seqs", engine.concurrency, "plan: generate.concurrency")
     yield entry(f"{_ROLLOUT}.gpu_memory_utilization", engine.memory_percent / 100, "plan: generate.memory_percent")
@@ -149,6 +155,14 @@ def _engine(p: Production) -> Entries:
     yield entry(f"{_ROLLOUT}.max_num_batched_tokens", p.step_tokens, why)
     if engine.precision == "fp8":
         yield entry(f"{_ROLLOUT}.quantization", "fp8", "plan: generate.precision")
+
+
+def _sglang(engine: Generate) -> Entries:
+    """What verl does not hand on to SGLang of its own keys."""
+    chunk = engine.prefill_tokens + engine.concurrency if engine.prefill_tokens else -1
+    keys = f"+{_ROLLOUT}.engine_kwargs.sglang"
+    yield entry(f"{keys}.chunked_prefill_size", chunk, "plan: generate.prefill_tokens and a token a sequence")
+    yield entry(f"{keys}.enable_mixed_chunk", engine.prefill_tokens > 0, "plan: generate.prefill_tokens")
 
 
 def _degrees(rollout: str, section: Generate | Pass, name: str) -> Entries:
@@ -200,6 +214,8 @@ def _reference(p: Production) -> Entries:
     if is_fsdp(update):
         degree = update.cp
         yield entry(f"{_REF}.fsdp_config.ulysses_sequence_parallel_size", degree, "plan: reference_logprob.cp")
+        size = section.shard or -1
+        yield entry(f"{_REF}.fsdp_config.fsdp_size", size, "plan: reference_logprob.shard; -1: over all replicas")
     else:
         yield entry(f"{_REF}.megatron.param_offload", section.offload == "all", "plan: reference_logprob.offload")
 

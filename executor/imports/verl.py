@@ -211,6 +211,6 @@ def _plan(s: Settings, taken: Steps, pools: tuple[Pool, ...], layout: Layout) ->
         sharing=Sharing(reference_adapter=adapter),
         staleness=taken.staleness,
         in_flight=taken.in_flight,
-        sync="reshard" if taken.colocated else "broadcast",
+        sync=taken.sync,
         **sections(layout),
     )

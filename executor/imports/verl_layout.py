@@ -8,7 +8,7 @@ from typing import Any
 from executor.imports.imported import memory_percent
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_micro import Layout, held, like, micro
-from executor.imports.verl_training import critic, update
+from executor.imports.verl_training import critic, shard, update
 from ir.graph import Op
 from ir.job import Role
 from ir.plan import Generate, Pass, Update
@@ -114,4 +114,5 @@ def _reference(layout: Layout, actor: Update) -> Pass:
         s.given(f"{_REF}.log_prob_micro_batch_size_per_gpu", f"{_REF}.log_prob_max_token_len_per_gpu")
         return like(layout, actor, _old(layout, actor), offload="none", whole=True)
     small = micro(layout, actor, devices, f"{_REF}.log_prob", **{**defaults, "dynamic": own})
-    return like(layout, actor, small, offload="all" if actor.zero >= 2 or waits else "none", whole=True)
+    away, group = actor.zero >= 2 or waits, shard(s, f"{_REF}.fsdp_config", actor.dp * actor.cp)
+    return like(layout, actor, small, offload="all" if away else "none", whole=True, shard=group)

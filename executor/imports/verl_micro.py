@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_steps import Steps
@@ -82,15 +83,26 @@ def fitting(layout: Layout, size: int, replicas: int, name: str, *, minibatch: b
     return min(size, most)
 
 
-def like(layout: Layout, update: Update, micro: Mapping[str, int], *, offload: str, whole: bool = False) -> Pass:
-    """A pass of the model that `update` trains, or of its kind."""
+def like(
+    layout: Layout,
+    update: Update,
+    micro: Mapping[str, int],
+    *,
+    offload: str,
+    whole: bool = False,
+    shard: int | None = None,
+) -> Pass:
+    """A pass of the model that `update` trains, or of its kind, whose weights groups of `shard` ranks divide; None: as
+    they are trained."""
+    zero: Literal[0, 3] = 3 if update.zero == 3 or (whole and update.zero == 2) else 0
     return Pass(
         pool=layout.train,
         tp=update.tp,
         pp=update.pp,
         cp=update.cp,
         ep=update.ep,
-        zero=3 if update.zero == 3 or (whole and update.zero == 2) else 0,
+        zero=zero,
+        shard=(update.shard if shard is None else shard) if zero else 0,
         offload=offload,  # type: ignore[arg-type]
         **micro,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from executor.imports.imported import MAX_STALENESS
 from executor.imports.verl_keys import Settings
+from ir.plan import Sync
 
 _A, _V1 = "actor_rollout_ref", "trainer.v1"
 _ROLLOUT, _MINIBATCH = f"{_A}.rollout", f"{_A}.actor.ppo_mini_batch_size"
@@ -23,6 +24,7 @@ class Steps:
     staleness: int = 0
     in_flight: bool = False
     rollout_logprob: bool = False
+    sync: Sync = "reshard"
     own_reward: bool = False
     """Whether the reward model has a pool of its own."""
     rollout: tuple[str, ...] = (_ROLLOUT,)
@@ -76,10 +78,13 @@ def _bounded(s: Settings, staleness: int) -> int:
     return min(staleness, MAX_STALENESS)
 
 
-def _sync(s: Settings, default: str) -> None:
+def _sync(s: Settings, default: str) -> Sync:
     backend = s.text(f"{_ROLLOUT}.checkpoint_engine.backend", default=default)
+    if backend == "delta_sharded":
+        return "delta"
     if backend != "nccl":
         s.note(f"sync broadcast: checkpoint_engine.backend {backend} is read as a broadcast")
+    return "broadcast"
 
 
 def _separate_async(s: Settings) -> Steps:
@@ -100,12 +105,12 @@ def _separate_async(s: Settings) -> Steps:
         s.note(f"staleness {staleness}: generation runs so many steps ahead; single responses may be older")
     s.text(f"{_V1}.sampler.max_off_policy_strategy")
     s.flag(f"{_A}.hybrid_engine", default=True)
-    _sync(s, "naive")
-    staleness = _bounded(s, staleness)
+    sync, staleness = _sync(s, "naive"), _bounded(s, staleness)
     return Steps(
         prompts=prompts,
         minibatches=minibatches,
         colocated=False,
+        sync=sync,
         staleness=staleness,
         in_flight=staleness > 0,
         rollout_logprob=s.flag(_BYPASS),
@@ -116,11 +121,11 @@ def _separate_async(s: Settings) -> Steps:
 def _one_step_off(s: Settings) -> Steps:
     """verl.experimental.one_step_off_policy: the next batch is generated, whole, while this one is trained."""
     prompts, minibatches = _batches(s)
-    _sync(s, "nccl")
     return Steps(
         prompts=prompts,
         minibatches=minibatches,
         colocated=False,
+        sync=_sync(s, "nccl"),
         staleness=1,
         rollout_logprob=s.flag(_BYPASS),
         own_reward=_own_reward(s),
@@ -140,12 +145,13 @@ def _fully_async(s: Settings) -> Steps:
     staleness = _bounded(s, math.ceil(share))
     if share != staleness:
         s.note(f"staleness {staleness}: async_training.staleness_threshold {share:g} starts only part of a step ahead")
-    _sync(s, "nccl")
+    sync = _sync(s, "nccl")
     partial = s.flag("async_training.partial_rollout", default=True)
     return Steps(
         prompts=minibatch * minibatches,
         minibatches=minibatches,
         colocated=False,
+        sync=sync,
         staleness=staleness,
         in_flight=partial and staleness > 0,
         rollout_logprob=s.flag(_BYPASS, default=True),

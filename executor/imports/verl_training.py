@@ -40,14 +40,14 @@ def _fsdp_kind(s: Settings, model: str, engine: str, ranks: int) -> dict[str, An
     recompute = s.flag(f"{hf_model}.enable_gradient_checkpointing", default=True)
     return {
         "zero": (3 if reshards else 2) if ranks > 1 else 0,
-        "shard": _shard(s, engine, ranks),
+        "shard": shard(s, engine, ranks),
         "recompute": "full" if recompute else "none",
         # The second is how releases before 0.5 spelled the critic's.
         "offload": _offload(s, engine, f"{model}.model.fsdp_config"),
     }
 
 
-def _shard(s: Settings, engine: str, ranks: int) -> int:
+def shard(s: Settings, engine: str, ranks: int) -> int:
     """Ranks that divide the states among them, 0 for all: a node's, which is what plans consider."""
     size, node = s.whole(f"{engine}.fsdp_size", default=-1), s.whole("trainer.n_gpus_per_node", default=8)
     if size < 0 or size >= ranks:

@@ -45,7 +45,7 @@ DEEPSPEED_JSON = Backend(
     what="DeepSpeed 0.19.8's JSON for each trained model",
     # Engines are not its business. Hybrid sharding is: 0.19.8 refuses `mics_shard_size`, and `zero_hpz_partition_size`
     # copies weights only.
-    extras=("generate.draft_tokens",),
+    extras=("sync", "generate.draft_tokens", "pass.shard"),
     values=_VALUES,
     layout_rules=_LAYOUT_RULES,
 )

@@ -102,7 +102,8 @@ SLIME = Backend(
         # rollout's staleness.
         "staleness": (0, 1),
         "in_flight": _OFF,
-        "sync": codes("sync", "reshard", "broadcast", "disk"),
+        # update_weight_from_disk_delta.py compares whole tensors and writes files, which patch every host's checkpoint.
+        "sync": codes("sync", "reshard", "broadcast", "disk", "delta-disk"),
         "fusions.merge_logprobs": _OFF,
         "fusions.stream": _OFF,
         "fusions.interleave_updates": _OFF,

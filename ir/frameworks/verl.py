@@ -1,4 +1,4 @@
-"""verl 0.9.1 with its V1 trainer: FSDP or Megatron-Core, and vLLM engines.
+"""verl 0.9.1 with its V1 trainer: FSDP or Megatron-Core, and vLLM engines, or SGLang's where changed values are sent.
 
 Stages 2 and 3 of ZeRO are FSDP (`reshard_after_forward` false and true), 0 and 1 Megatron (`use_distributed_optimizer`
 false and true); one Hydra group, `model_engine`, decides for actor, critic and reference. Generation on the training
@@ -49,10 +49,12 @@ _VALUES: Values = {
     "reward.pp": (1,),
     "reward.cp": (1,),
     "reward.zero": (0,),
+    "reward.shard": (0,),
     # `max_num_batched_tokens` of the engines that serve it.
     "reward.micro_batch": (0,),
-    # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl`) or, on shared devices, in place.
-    "sync": codes("sync", "reshard", "broadcast"),
+    # `trainer.v1` syncs through a collective (`checkpoint_engine.backend=nccl` or `delta_sharded`) or, on shared
+    # devices, in place.
+    "sync": codes("sync", "reshard", "broadcast", "delta"),
 }
 
 
@@ -182,22 +184,30 @@ VERL = Backend(
     what="verl 0.9.1: vLLM and FSDP or Megatron-Core",
     needs_memory_percent=True,
     always_in_flight=True,
-    extras=("update.shard",),
+    extras=("pass.shard", "update.shard"),
     algorithms=_ALGORITHMS,
     values=_VALUES,
     rules=_RULES,
     layout_rules=_LAYOUT_RULES,
+    # docs/advance/delta_weight_sync.md: SGLang in bfloat16. vLLM has no release that rollout/vllm_rollout/
+    # delta_weight_transfer.py accepts, and SGLang shares experts by data-parallel attention only.
+    deltas={"generate.precision": codes("precision", "native"), "generate.ep": (1,)},
     follows=(
         # Megatron's process groups are one per process, which all models of the pool share
         # (verl/workers/engine/megatron/transformer_impl.py, _init_device_mesh).
         Follower(op=Op.UPDATE_CRITIC, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "vpp", "etp", "kind")),
         Follower(op=Op.REFERENCE_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "kind")),
         # engine_workers.py asserts actor.use_dynamic_bsz == rollout.log_prob_use_dynamic_bsz.
-        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "unit")),
+        Follower(op=Op.OLD_LOGPROB, leader=Op.UPDATE_ACTOR, fields=(*DEGREES, "zero", "shard", "unit")),
         # V1 gives the critic's engine one token budget for passes and updates.
-        Follower(op=Op.VALUES, leader=Op.UPDATE_CRITIC, fields=(*DEGREES, "zero", "unit", "micro_tokens")),
+        Follower(op=Op.VALUES, leader=Op.UPDATE_CRITIC, fields=(*DEGREES, "zero", "shard", "unit", "micro_tokens")),
         # The actor without its adapter computes the reference's log-probs, in its own micro-batches.
-        Follower(op=Op.REFERENCE_LOGPROB, leader=Op.UPDATE_ACTOR, fields=("unit",), flag="sharing.reference_adapter"),
+        Follower(
+            op=Op.REFERENCE_LOGPROB,
+            leader=Op.UPDATE_ACTOR,
+            fields=("shard", "unit"),
+            flag="sharing.reference_adapter",
+        ),
         Follower(
             op=Op.REFERENCE_LOGPROB,
             leader=Op.OLD_LOGPROB,

@@ -10,6 +10,6 @@ VLLM_ARGS = Backend(
     name="vllm-args",
     what="vLLM 0.33 engines with any trainer",
     values={},
-    extras=("update.shard", "update.schedule"),
+    extras=("sync", "pass.shard", "update.shard", "update.schedule"),
     layout_rules=(whole_engines(Op.GENERATE),),
 )

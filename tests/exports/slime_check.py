@@ -79,6 +79,12 @@ def placement_complaints(program: str, f: Mapping[str, Any], world: Mapping[str,
         yield "the memory fraction is not between 0 and 1"
     if f.get("update-weight-transport") == "disk" and not f.get("update-weight-disk-dir"):
         yield "disk transport needs a directory"
+    if f.get("update-weight-mode") == "delta" and (
+        f.get("colocate")
+        or f.get("update-weight-transport") != "disk"
+        or not f.get("update-weight-local-checkpoint-dir")
+    ):
+        yield "changes need disk transport, a local checkpoint, and engines of their own"
 
 
 def batch_complaints(f: Mapping[str, Any]) -> Iterator[str]:
