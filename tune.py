@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from space.axes import Space
     from traces.rundir import RunDirectory
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["_Parser"]
 
 TRIALS, MORE_TRIALS = 20, 8
 """Real runs of a search and of its resumption."""
