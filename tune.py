@@ -478,7 +478,7 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     from search.report import ranking_text, space_text
     from search.survey import survey
     from search.tuning import conclude, search
-    from traces.store import read_trials
+    from traces.store import compact, read_trials
 
     found = survey(job, session.cluster, backend=backend("local"))
     print(space_text(found))
@@ -504,6 +504,7 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     final_steps = FINAL_STEPS if options.final_steps is None else options.final_steps
     if final_steps:
         _run_final(session, job, plan, final_steps, run_id="final", keep=directory)
+    compact(directory.path)
     print(f"\neverything is in {directory.path}; go on with: python tune.py resume {directory.path}")
     return 0
 

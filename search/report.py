@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analytic.device import fit_error, roofline_of
+from analytic.kernelfit import kernel_errors
 from ir.cluster import Cluster
 from ir.plan import Plan
 from search.confidence import Confidence, leave_one_out
@@ -37,12 +38,14 @@ def cluster_text(cluster: Cluster) -> str:
     device = cluster.device
     roofline = roofline_of(device)
     fit = f" (fit within {fit_error(roofline, device.matmul):.0%})" if device.matmul else ""
+    errors = [f"{kind} {error:.0%}" for kind, error in kernel_errors(cluster.groups[0]).items()]
+    kernels = f"\n  the model is off its kernels by, in the median: {', '.join(errors)}" if errors else ""
     scales = [f"{kind} x {s.factor:.2f} by {s.plans} plans" for kind, s in (device.scales or {}).items()]
     learnt = f"\n  learnt from real runs: {', '.join(scales)}" if scales else ""
     return (
         f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s{fit}, "
         f"{device.memory_bandwidth / 1e9:.0f} GB/s, {device.memory_bytes / 2**30:.1f} GiB each, "
-        f"process start {cluster.process_start_s:.1f} s{learnt}"
+        f"process start {cluster.process_start_s:.1f} s{kernels}{learnt}"
     )
 
 

@@ -229,6 +229,21 @@ def test_a_merge_cut_short_loses_and_doubles_nothing(tmp_path: Path, monkeypatch
     assert (read_trials(tmp_path), read_spans(tmp_path)) == (trials, spans)
 
 
+def test_two_that_merge_at_once_lose_and_double_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        write_trial(tmp_path, trial(name))
+    trials, unlink = read_trials(tmp_path), Path.unlink
+
+    def gone_already(file: Path, missing_ok: bool = False) -> None:
+        unlink(file)
+        unlink(file, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", gone_already)
+        compact(tmp_path)
+    assert read_trials(tmp_path) == trials
+
+
 def _interrupt(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 

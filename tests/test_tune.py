@@ -124,6 +124,7 @@ def test_a_killed_search_resumes_and_runs_nothing_again(place: Path, killed: Pat
     for text in ("best plan:", "x as fast as colocated-sync", "mean reward", "probability"):
         assert text in out
     assert (killed / "best.plan.toml").exists() and (killed / "cluster.toml").exists()
+    assert len(list((killed / "trials").iterdir())) == len(list((killed / "spans").iterdir())) == 1, "files are merged"
     for trial in after:
         steps = read_steps(killed, trial.run_id)
         assert len(steps) == len(trial.step_seconds) + 1 + int(trial.params["staleness"])
