@@ -125,7 +125,7 @@ def read_steps(run_dir: Path, run_id: str | None = None) -> list[Step]:
 
 
 def compact(run_dir: Path) -> None:
-    """Merge the files of trials, of steps and of spans into one each, so that a long search reads as fast as a short one.
+    """Merge the files of trials, of steps and of spans into one each: many small ones take long to read.
 
     The merged file is complete before the first old one goes; a crash in between, or another process that merges too,
     leaves rows twice, which reading mends. Files that others write meanwhile, and unreadable ones, stay; so do columns
