@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from executor.imports.imported import Imported, memory_percent
+from executor.imports.imported import Imported
 from executor.imports.nemo_rl_job import BASES, read_job
 from executor.imports.nemo_rl_workers import Workers
 from executor.imports.settings import Settings, read_settings
@@ -116,6 +116,7 @@ def _sync(s: Settings) -> Sync:
 
 def _generate(s: Settings, job: JobDocument, pool: Pool, staleness: int) -> Generate:
     engine, options = f"{_GENERATION}.vllm_cfg", f"{_GENERATION}.vllm_kwargs"
+    share = f"{engine}.gpu_memory_utilization"
     tp, pp = s.whole(f"{engine}.tensor_parallel_size", 1), s.whole(f"{engine}.pipeline_parallel_size", 1)
     running = ceil(_started(job) * (1 + staleness) * tp * pp / pool.devices)
     asked = s.whole(f"{options}.max_num_seqs", _SEQUENCES)
@@ -127,7 +128,7 @@ def _generate(s: Settings, job: JobDocument, pool: Pool, staleness: int) -> Gene
         pp=pp,
         ep=s.whole(f"{engine}.expert_parallel_size", 1),
         concurrency=min(asked, running),
-        memory_percent=memory_percent(s.number(f"{engine}.gpu_memory_utilization", _SHARE)),
+        memory_percent=s.percent(share, s.number(share, _SHARE)),
         prefill_tokens=_prefill(s, options),
         precision="fp8" if "fp8" in str(s.get(f"{engine}.precision")) else "native",
     )
