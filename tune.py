@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ir.errors import InputError
 
 if TYPE_CHECKING:
+    from executor.load import CoreSeconds
     from executor.result import RunResult, StepReport
     from executor.session import Session
     from ir.backend import Backend
@@ -525,12 +526,14 @@ def _run_final(
     """Run a plan for its own sake and show the reward."""
     from tqdm import tqdm
 
+    from executor.load import core_seconds, others_share
     from executor.run import Options
     from ir.lower import lower
-    from search.report import reward_text
+    from search.report import busy_text, reward_text
     from traces.store import write_spans, write_steps
 
     print(f"\nrunning for {steps} steps: {plan.describe()}")
+    before = core_seconds()
     with tqdm(total=steps, unit="step", file=sys.stderr) as bar:
 
         def on_step(report: StepReport) -> bool:
@@ -547,7 +550,8 @@ def _run_final(
     else:
         # Very short runs end before any step counts as measured.
         seconds = _mean(result.step_seconds or [step.seconds for step in result.steps])
-        print(f"{seconds:.3f} s a step; {reward_text([step.reward for step in result.steps])}")
+        rewards, busy = [step.reward for step in result.steps], busy_text(others_share(before, core_seconds()))
+        print(f"{seconds:.3f} s a step; {reward_text(rewards)}{'; ' + busy if busy else ''}")
     return result
 
 
@@ -560,6 +564,7 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
     from analytic.calibrate import fitted
     from executor.cache import cached_cluster
     from executor.fleet import Fleet
+    from executor.load import core_seconds
     from executor.machine import devices_here
     from executor.session import Session, measure_cluster, ready_actor
     from executor.support import check_runnable
@@ -573,9 +578,11 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
             f"must be a part of this machine for real runs ({devices} x {kind})",
             " + ".join(f"{group.num_devices} x {group.device.kind}" for group in cluster.groups),
         )
+    before = core_seconds()
     with Fleet(devices, kind) as fleet:
         cluster = cluster or cached_cluster() or measure_cluster(fleet, _say, fitted)
         print(cluster_text(cluster))
+        _warn_if_busy(before)
         session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, _say))
         yield session, session.measured_lengths(job)
 
@@ -589,12 +596,25 @@ def _measured_cluster() -> Cluster:
 def _measure() -> Cluster:
     from analytic.calibrate import fitted
     from executor.fleet import Fleet
+    from executor.load import core_seconds
     from executor.machine import devices_here
     from executor.session import measure_cluster
 
     kind, devices = devices_here()
+    before = core_seconds()
     with Fleet(devices, kind) as fleet:
-        return measure_cluster(fleet, _say, fitted)
+        cluster = measure_cluster(fleet, _say, fitted)
+    _warn_if_busy(before)
+    return cluster
+
+
+def _warn_if_busy(before: CoreSeconds) -> None:
+    """Say what other processes took of the cores since then."""
+    from executor.load import core_seconds, others_share
+    from search.report import busy_text
+
+    if busy := busy_text(others_share(before, core_seconds())):
+        print(f"warning: {busy}, and what is measured beside them is too slow", file=sys.stderr)
 
 
 def _cluster(text: str | None) -> Cluster | None:

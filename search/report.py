@@ -33,6 +33,16 @@ SHORT = {
 """Stage names in tables."""
 
 
+BUSY = 0.1
+"""Share of the cores' time from which on other processes are told of: steps beside them are longer by about as much,
+which is more than plans near the best differ by."""
+
+
+def busy_text(share: float | None) -> str:
+    """What other processes took, empty if it is next to nothing."""
+    return f"other processes took {share:.0%} of the cores" if share is not None and share >= BUSY else ""
+
+
 def cluster_text(cluster: Cluster) -> str:
     """A measured machine in a line."""
     device = cluster.device
@@ -130,12 +140,13 @@ def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) ->
         return f"{head}\n     {trial.state}: {trial.failure} ({trial.failure_detail})"
     stages = " ".join(f"{SHORT.get(name, name)} {s:.3f}" for name, s in trial.stage_seconds.items() if s >= 5e-4)
     best_text = "-" if best is None else f"{best:.3f}"
+    busy = busy_text(trial.others_share)
     return "\n     ".join(
         [
             head,
             f"predicted {predicted} s, measured {seconds:.3f} s over {len(trial.step_seconds)} steps: {stages}",
             f"{trial.peak_bytes / 2**20:.0f} MiB, staleness {trial.max_staleness}, reward {trial.mean_reward:.2f}; "
-            f"best so far {best_text} s",
+            f"best so far {best_text} s{'; ' + busy if busy else ''}",
         ]
     )
 
@@ -170,6 +181,12 @@ def conclusion_text(
         f"  within 3% of the best of {len(survey.candidates):,} plans with probability {confidence.p3:.2f}; "
         f"expected gap {confidence.expected_gap:.1%}; {len(trials)} trials, stopped: {why_stopped}"
     )
+    disturbed = [share for trial in trials if (share := trial.others_share) is not None and share >= BUSY]
+    if disturbed:
+        lines.append(
+            f"  beside {len(disturbed)} of {len(trials)} runs other processes took up to {max(disturbed):.0%} of the "
+            "cores: search anew where nothing else runs"
+        )
     return "\n".join(lines)
 
 
