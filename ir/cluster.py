@@ -22,12 +22,10 @@ from ir.device import (
     KernelPoint,
     MatmulPoint,
     MeasuredPass,
-    NonNegative,
-    Positive,
-    PositiveFloat,
     StageScale,
 )
 from ir.errors import InputError
+from ir.quantities import MOST, Bytes, NonNegative, Positive, PositiveFloat
 
 __all__ = [
     "MIN_PRODUCTS",
@@ -57,8 +55,8 @@ class CollectivePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """One measured collective."""
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-    ranks: Annotated[int, Meta(ge=2)]
-    bytes: Positive
+    ranks: Annotated[int, Meta(ge=2, le=MOST)]
+    bytes: Bytes
     """Of the whole tensor; for `all_to_all` and `send`, those that a rank sends."""
     seconds: PositiveFloat
 
@@ -68,7 +66,7 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sends: `2 (n-1)/n` of the tensor for all_reduce, `(n-1)/n` for all_gather, reduce_scatter and all_to_all."""
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-    ranks: Annotated[int, Meta(ge=2)]
+    ranks: Annotated[int, Meta(ge=2, le=MOST)]
     """n, members of the collective inside one member of the level."""
     latency_s: PositiveFloat
     bandwidth: PositiveFloat

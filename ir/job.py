@@ -18,8 +18,9 @@ from ir.documents import digest, read_document
 from ir.errors import InputError
 from ir.lengths import Lengths, LengthTables, read_lengths, tabulate
 from ir.model import ModelShape
+from ir.quantities import Positive, PositiveFloat
 from ir.sources import Models, ModelSource, Role, WarmStart, read_shapes
-from ir.workload import Positive, PositiveFloat, Task, Workload
+from ir.workload import Task, Workload
 
 # Everything a job document is made of can be had from here.
 __all__ = [

@@ -16,9 +16,8 @@ import numpy as np
 from msgspec import Meta
 
 from ir.errors import InputError
+from ir.quantities import PositiveFloat, Share
 
-PositiveFloat = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Quantiles = Annotated[tuple[PositiveFloat, ...], Meta(min_length=2)]
 
 COLUMNS = ("prompt_tokens", "response_tokens")

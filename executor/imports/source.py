@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ir.errors import InputError
+from ir.quantities import MOST
 
 MAX_PERCENT = 98
 """Largest share of memory that a plan may give an engine."""
-MOST = 10**12
-"""No count of a step is larger; configurations that want no bound on tokens give this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
