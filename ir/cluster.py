@@ -29,6 +29,7 @@ from ir.quantities import MOST, Bytes, NonNegative, Positive, PositiveFloat
 
 __all__ = [
     "MIN_PRODUCTS",
+    "MOST_DEVICES",
     "PRECISIONS",
     "SCALED",
     "Cluster",
@@ -49,6 +50,10 @@ __all__ = [
     "StageScale",
     "device_bandwidth",
 ]
+
+
+MOST_DEVICES = 1 << 20
+"""Of a cluster: what is computed for every number of devices shall fit into memory."""
 
 
 class CollectivePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,6 +170,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise InputError(f"{where}: groups", "must have different names", ", ".join(names))
         if len(names) > 1 and self.between is None:
             raise InputError(where, "must say in `between` what joins its groups", f"{len(names)} groups")
+        if self.num_devices > MOST_DEVICES:
+            raise InputError(where, f"must have at most {MOST_DEVICES} devices", self.num_devices)
         if len(names) == 1 and self.between is not None:
             raise InputError(where, "must have several groups where it has `between`", "1 group")
 

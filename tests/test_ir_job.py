@@ -485,3 +485,11 @@ def test_critics_and_reward_models_have_a_head_of_one_number():
     assert critic.parameters == 8_030_261_248 - 128256 * 4096 + 4096
     assert critic.active_parameters == critic.parameters - 128256 * 4096
     assert critic.matmul_flops_per_token == replace(critic, scores=False).matmul_flops_per_token - 2 * 128255 * 4096
+
+
+def test_a_lognormal_that_is_cut_off_anyway_may_be_of_any_size() -> None:
+    """Its counts once overflowed."""
+    lengths = Lengths(prompt=Lognormal(mean=1e-9, sigma=1e-9), response=Lognormal(median=1e30, sigma=1e30))
+    tables = tabulate(lengths, max_prompt_tokens=64, max_response_tokens=512)
+    assert set(tables.prompt.values) == {1.0}
+    assert set(tables.response.values) == {1.0, 512.0}

@@ -99,6 +99,11 @@ SHARE = "must be above 0 and at most 1"
         ("nemo-rl", "policy.train_global_batch_size=0", f"policy.train_global_batch_size: {ONE}, got 0"),
         ("nemo-rl", "grpo.num_prompts_per_step=0", f"grpo.num_prompts_per_step: {ONE}, got 0"),
         ("nemo-rl", "grpo.num_generations_per_prompt=0", f"grpo.num_generations_per_prompt: {ONE}, got 0"),
+        (
+            "nemo-rl",
+            "cluster.num_nodes=131073\ncluster.gpus_per_node=8",
+            "dgx-h100:1048584: must have at most 1048576 dev",
+        ),
         ("nemo-rl", "cluster.num_nodes=0", f"cluster.num_nodes: {ONE}, got 0"),
         ("nemo-rl", "cluster.num_nodes=1e20", f"cluster.num_nodes: {MOST}, got '1e20'"),
         (
@@ -141,4 +146,20 @@ def test_what_no_configuration_can_say(framework: str, line: str, said: str, tmp
     file.write_text(f"{(FOLDER / framework / CONFIGS[framework]).read_text().rstrip()}\n{line}\n")
     code, errors = call("import", file, "--from", framework, "--out", tmp_path / "out")
     assert code == 2
-    assert errors.startswith(f"error: {file}: {said}") and len(errors.splitlines()) == 1
+    where = "" if said.startswith("dgx") else f"{file}: "
+    assert errors.startswith(f"error: {where}{said}") and len(errors.splitlines()) == 1
+
+
+def test_a_configuration_of_another_framework_is_not_read_as_defaults(tmp_path: Path) -> None:
+    config = FOLDER / "verl" / CONFIGS["verl"]
+    code, errors = call("import", config, "--from", "nemo-rl", "--out", tmp_path)
+    assert code == 2
+    assert "must have keys of NeMo-RL, which begin with policy., grpo., " in errors
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100:80000000000000000000", "alps-gh200:1048580"])
+def test_a_cluster_has_no_more_devices_than_can_be_counted(cluster: str) -> None:
+    job = FOLDER.parents[2] / "examples" / "grpo-qwen2.5-1.5b" / "job.toml"
+    code, errors = call("predict", job, "--cluster", cluster)
+    assert code == 2
+    assert f"{cluster}: must have at most 1048576 devices, got {cluster.partition(':')[2]}" in errors

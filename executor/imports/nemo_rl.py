@@ -11,6 +11,7 @@ from executor.imports.imported import Imported
 from executor.imports.nemo_rl_job import BASES, read_job
 from executor.imports.nemo_rl_workers import Workers
 from executor.imports.settings import Settings, read_settings
+from ir.errors import InputError
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Plan, Pool, Sync
 
@@ -26,6 +27,8 @@ _SYNC: dict[str | None, Sync] = {
     "vllm_s3_sparse": "disk",
 }
 _GENERATION = "policy.generation"
+_SECTIONS = ("policy.", "grpo.", "ppo.", "loss_fn.", "cluster.")
+"""Of these a configuration has some; it may leave all to the base configuration that it names."""
 
 
 def read(text: str, *, where: str) -> Imported:
@@ -35,6 +38,8 @@ def read(text: str, *, where: str) -> Imported:
         InputError: it lacks what a plan needs, or asks for what none can express.
     """
     s = read_settings(text, where=where)
+    if not any(key == "defaults" or key.startswith(_SECTIONS) for key in s.values):
+        raise InputError(where, f"must have keys of NeMo-RL, which begin with {', '.join(_SECTIONS)} or are `defaults`")
     base = str(s.get("defaults") or "").rpartition("/")[2]
     if base and base not in BASES:
         raise s.error("defaults", f"must be {' or '.join(BASES)}, with what lies between written out", repr(base))
