@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-MOST = 2**31 - 1
-"""Largest count: columns of plans are integers of 32 bits."""
+MOST = 10**9
+"""Largest count: columns of plans are integers of 32 bits, which hold the sum of two."""
 LARGEST = 1e30
 """Largest measure, in whatever unit."""
 

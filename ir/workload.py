@@ -92,6 +92,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.prompts_per_step * self.samples_per_prompt
 
     @property
+    def started(self) -> float:
+        """Sequences started for them: those too that are abandoned, or dropped with their group."""
+        return self.sequences * self.oversampling / (self.useful_groups or 1.0)
+
+    @property
     def max_tokens(self) -> int:
         """Longest sequence, prompt and response."""
         return self.max_prompt_tokens + self.max_response_tokens

@@ -98,6 +98,16 @@ def test_every_algorithm_makes_a_job(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"workload__max_response_tokens": 100_000_000},
+            "workload.max_response_tokens: must, with `max_prompt_tokens`, be at most 100000000, got 100000000",
+        ),
+        (
+            {"workload__samples_per_prompt": 2, "workload__oversampling": 5e7},
+            "workload.samples_per_prompt: must be so that a step starts at most 100000000 sequences, got 2",
+        ),
+        ({"workload__temperature": 1e31}, "workload.temperature: expected `float` <= 1e+30"),
+        ({"workload__prompts_per_step": 10**9 + 1}, "workload.prompts_per_step: expected `int` <= 1000000000"),
         ({"workload__minibatches": 3}, "workload.minibatches: must divide `prompts_per_step` = 4, got 3"),
         (
             {"workload__samples_per_prompt": 1},

@@ -89,7 +89,7 @@ def test_a_document_is_read_or_refused(
 
 
 ONE = "must be a whole number of at least 1"
-MOST = "must be a whole number of at most 2147483647"
+MOST = "must be a whole number of at most 1000000000"
 SHARE = "must be above 0 and at most 1"
 
 
