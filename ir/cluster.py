@@ -52,7 +52,7 @@ __all__ = [
 ]
 
 
-MOST_DEVICES = 1 << 20
+MOST_DEVICES = 1 << 21
 """Of a cluster: what is computed for every number of devices shall fit into memory."""
 
 

@@ -101,8 +101,8 @@ SHARE = "must be above 0 and at most 1"
         ("nemo-rl", "grpo.num_generations_per_prompt=0", f"grpo.num_generations_per_prompt: {ONE}, got 0"),
         (
             "nemo-rl",
-            "cluster.num_nodes=131073\ncluster.gpus_per_node=8",
-            "dgx-h100:1048584: must have at most 1048576 dev",
+            "cluster.num_nodes=262145\ncluster.gpus_per_node=8",
+            "dgx-h100:2097160: must have at most 2097152 dev",
         ),
         ("nemo-rl", "cluster.num_nodes=0", f"cluster.num_nodes: {ONE}, got 0"),
         ("nemo-rl", "cluster.num_nodes=1e20", f"cluster.num_nodes: {MOST}, got '1e20'"),
@@ -157,9 +157,9 @@ def test_a_configuration_of_another_framework_is_not_read_as_defaults(tmp_path: 
     assert "must have keys of NeMo-RL, which begin with policy., grpo., " in errors
 
 
-@pytest.mark.parametrize("cluster", ["dgx-a100:80000000000000000000", "alps-gh200:1048580"])
+@pytest.mark.parametrize("cluster", ["dgx-a100:80000000000000000000", "alps-gh200:2097156"])
 def test_a_cluster_has_no_more_devices_than_can_be_counted(cluster: str) -> None:
     job = FOLDER.parents[2] / "examples" / "grpo-qwen2.5-1.5b" / "job.toml"
     code, errors = call("predict", job, "--cluster", cluster)
     assert code == 2
-    assert f"{cluster}: must have at most 1048576 devices, got {cluster.partition(':')[2]}" in errors
+    assert f"{cluster}: must have at most 2097152 devices, got {cluster.partition(':')[2]}" in errors
