@@ -80,7 +80,8 @@ def _visible(asked: str | None, count: int) -> tuple[str, ...]:
     def is_there(word: str) -> bool:
         return word.startswith(("GPU-", "MIG-")) or (word.isdecimal() and int(word) < count)
 
-    return tuple(takewhile(is_there, (word.strip() for word in asked.split(",")))) if count else ()
+    words = dict.fromkeys(word.strip() for word in asked.split(","))
+    return tuple(takewhile(is_there, words)) if count else ()
 
 
 def _index(identifier: str) -> int:

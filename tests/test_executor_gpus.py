@@ -90,6 +90,7 @@ def test_a_name_is_the_instruction_set_where_the_board_has_none(tmp_path: Path) 
         (None, ("0", "1")),
         ("1,0", ("1", "0")),
         (" 1 ", ("1",)),
+        ("1,1", ("1",)),
         ("0,-1,1", ("0",)),
         ("0,2,1", ("0",)),
         ("GPU-8932f937,GPU-0e3fa5a1-d72c", ("GPU-8932f937", "GPU-0e3fa5a1-d72c")),
