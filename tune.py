@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from ir.errors import InputError
 
 if TYPE_CHECKING:
+    from executor.load import CoreSeconds
     from executor.result import RunResult, StepReport
     from executor.session import Session
     from ir.backend import Backend
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
     from space.axes import Space
     from traces.rundir import RunDirectory
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction["_Parser"]
+
+TRIALS, MORE_TRIALS = 20, 8
+"""Real runs of a search and of its resumption."""
+SECONDS, STEPS, FINAL_STEPS = 170.0, 4, 60
+"""What real runs may take, measured RL steps of one, and RL steps of the best plan at the end."""
 
 EXAMPLE = Path(__file__).resolve().parent / "examples" / "arithmetic" / "job.toml"
 
@@ -38,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     arguments = list(sys.argv[1:] if argv is None else argv)
-    options = _parser().parse_args(arguments or ["search", str(EXAMPLE)])
     try:
+        options = _parser().parse_args(arguments or ["search", str(EXAMPLE)])
         command: Callable[[argparse.Namespace], int] = options.command
         return command(options)
     except InputError as error:
@@ -53,8 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
+class _Parser(argparse.ArgumentParser):
+    """A mistake in arguments is told as one in a file."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(self.prog, message)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tune.py", description=__doc__)
+    parser = _Parser(prog="tune.py", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for group in (_running, _planning_commands, _production, _records):
         group(commands)
@@ -67,20 +80,20 @@ def _running(commands: Commands) -> None:
     )
     search.add_argument("--backend", metavar="NAME", help="plans for a framework, by the model: as in `predict`")
     search.add_argument("--out", type=Path, metavar="DIR", help="run directory (runs/NAME-TIME)")
-    _budget(search, 20, "real runs at most")
+    _budget(search, TRIALS, "real runs at most")
     resume = _command(commands, resume_, "go on with a search from its traces")
     resume.add_argument("run_dir", type=Path, help="run directory")
-    _budget(resume, 8, "more real runs at most")
+    _budget(resume, MORE_TRIALS, "more real runs at most")
     run = _command(commands, run_, "run a plan for real")
     run.add_argument("plan", type=Path, help="plan.toml")
-    _job(run).add_argument("--steps", type=int, default=60, metavar="N", help="RL steps (60)")
+    _job(run).add_argument("--steps", type=_count, default=60, metavar="N", help="RL steps (60)")
 
 
 def _planning_commands(commands: Commands) -> None:
     predict = _kept_to(
         _cluster_option(_job(_command(commands, predict_, "rank the space by the model alone, without real runs")))
     )
-    predict.add_argument("--top", type=int, metavar="N", help="plans shown (10; of a Pareto front all)")
+    predict.add_argument("--top", type=_count, metavar="N", help="plans shown (10; of a Pareto front all)")
     predict.add_argument("--json", action="store_true", help="print predictions in full, for machines")
     predict.add_argument("--out", type=Path, metavar="FILE", help="write the best as plan.toml")
     _kept_to(
@@ -133,11 +146,28 @@ def _command(commands: Commands, run: Callable[[argparse.Namespace], int], help:
 
 
 def _budget(sub: argparse.ArgumentParser, trials: int, text: str) -> None:
-    sub.add_argument("--trials", type=int, default=trials, metavar="N", help=f"{text} ({trials})")
-    sub.add_argument("--seconds", type=float, default=170.0, metavar="S", help="time that they may take (170)")
-    sub.add_argument("--steps", type=int, default=4, metavar="N", help="measured RL steps of a real run (4)")
-    text = "RL steps of the best plan at the end (60)"
-    sub.add_argument("--final-steps", type=int, default=60, metavar="N", help=text)
+    """Without defaults of their own: where nothing is run, none may be given."""
+    sub.add_argument("--trials", type=_count, metavar="N", help=f"{text} ({trials})")
+    sub.add_argument("--seconds", type=_duration, metavar="S", help=f"time that they may take ({SECONDS:.0f})")
+    sub.add_argument("--steps", type=_count, metavar="N", help=f"measured RL steps of a real run ({STEPS})")
+    text = f"RL steps of the best plan at the end, 0 for no such run ({FINAL_STEPS})"
+    sub.add_argument("--final-steps", type=lambda value: _count(value, 0), metavar="N", help=text)
+
+
+def _count(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not seconds > 0.0:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def _job(sub: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -166,11 +196,14 @@ def search_(options: argparse.Namespace) -> int:
     from ir.job import load_job
     from traces.rundir import RunDirectory
 
+    planned = options.backend not in (None, "local")
+    if planned:
+        _refuse(options, "trials", "seconds", "steps", "final_steps", why="with a --backend that is not run here")
     job = load_job(options.job)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     directory = RunDirectory(options.out or Path("runs") / f"{job.document.name}-{stamp}")
     directory.check(job)
-    if options.backend not in (None, "local"):
+    if planned:
         return _plan_for(known_lengths(job), directory, options)
     with _session(job, _cluster(options.cluster)) as (session, job):
         directory.create(job, session.cluster)
@@ -339,6 +372,8 @@ def compare_(options: argparse.Namespace) -> int:
     from search.compare import compare, comparison_text
     from space.plans import load_plan
 
+    if options.other:
+        _refuse(options, "fix", why="with PLAN_B, for no plan is looked for")
     job, cluster, backend, fix = _planning(options)
     setting = setting_of(job, cluster, backend)
     plan = load_plan(options.plan, setting)
@@ -407,6 +442,13 @@ def show_(options: argparse.Namespace) -> int:
     return 0
 
 
+def _refuse(options: argparse.Namespace, *names: str, why: str) -> None:
+    """Refuse options that would have no effect."""
+    for name in names:
+        if getattr(options, name) not in (None, []):
+            raise InputError(f"--{name.replace('_', '-')}", f"must not be given {why}")
+
+
 # Steps of a search
 
 
@@ -438,18 +480,19 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     from search.report import best_text, space_text
     from search.survey import survey
     from search.tuning import conclude, search
-    from traces.store import read_trials
+    from traces.store import compact, read_trials
 
     found = survey(job, session.cluster, backend=backend("local"))
     print(space_text(found))
     print(f"\n{best_text(found)}\n")
     past = read_trials(directory.path)
     spent = sum((trial.ended_at - trial.started_at).total_seconds() for trial in past)
+    steps = options.steps or STEPS
     budget = Budget(
-        max_trials=options.trials + (len(past) if more else 0),
-        max_seconds=options.seconds + (spent if more else 0.0),
-        max_steps=options.steps,
-        min_steps=min(2, options.steps),
+        max_trials=(options.trials or MORE_TRIALS) + len(past) if more else options.trials or TRIALS,
+        max_seconds=(options.seconds or SECONDS) + (spent if more else 0.0),
+        max_steps=steps,
+        min_steps=min(2, steps),
     )
     try:
         result = search(found, RealRuns(session, job, _predicted(found)), _identity(found), directory, budget)
@@ -460,8 +503,10 @@ def _tune(session: Session, job: Job, directory: RunDirectory, options: argparse
     if plan is None:
         return 1
     directory.write_best(plan)
-    if options.final_steps:
-        _run_final(session, job, plan, options.final_steps, run_id="final", keep=directory)
+    final_steps = FINAL_STEPS if options.final_steps is None else options.final_steps
+    if final_steps:
+        _run_final(session, job, plan, final_steps, run_id="final", keep=directory)
+    compact(directory.path)
     print(f"\neverything is in {directory.path}; go on with: python tune.py resume {directory.path}")
     return 0
 
@@ -482,12 +527,14 @@ def _run_final(
     """Run a plan for its own sake and show the reward."""
     from tqdm import tqdm
 
+    from executor.load import core_seconds, others_share
     from executor.run import Options
     from ir.lower import lower
-    from search.report import reward_text
+    from search.report import busy_text, reward_text
     from traces.store import write_spans, write_steps
 
     print(f"\nrunning for {steps} steps: {plan.describe()}")
+    before = core_seconds()
     with tqdm(total=steps, unit="step", file=sys.stderr) as bar:
 
         def on_step(report: StepReport) -> bool:
@@ -504,7 +551,8 @@ def _run_final(
     else:
         # Very short runs end before any step counts as measured.
         seconds = _mean(result.step_seconds or [step.seconds for step in result.steps])
-        print(f"{seconds:.3f} s a step; {reward_text([step.reward for step in result.steps])}")
+        rewards, busy = [step.reward for step in result.steps], busy_text(others_share(before, core_seconds()))
+        print(f"{seconds:.3f} s a step; {reward_text(rewards)}{'; ' + busy if busy else ''}")
     return result
 
 
@@ -517,6 +565,7 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
     from analytic.calibrate import fitted
     from executor.cache import cached_cluster
     from executor.fleet import Fleet
+    from executor.load import core_seconds
     from executor.machine import devices_here
     from executor.session import Session, measure_cluster, ready_actor
     from executor.support import check_runnable
@@ -530,9 +579,11 @@ def _session(job: Job, cluster: Cluster | None) -> Iterator[tuple[Session, Job]]
             f"must be a part of this machine for real runs ({devices} x {kind})",
             " + ".join(f"{group.num_devices} x {group.device.kind}" for group in cluster.groups),
         )
+    before = core_seconds()
     with Fleet(devices, kind) as fleet:
         cluster = cluster or cached_cluster() or measure_cluster(fleet, _say, fitted)
         print(cluster_text(cluster))
+        _warn_if_busy(before)
         session = Session(fleet=fleet, cluster=cluster, actor=ready_actor(job, _say))
         yield session, session.measured_lengths(job)
 
@@ -546,12 +597,25 @@ def _measured_cluster() -> Cluster:
 def _measure() -> Cluster:
     from analytic.calibrate import fitted
     from executor.fleet import Fleet
+    from executor.load import core_seconds
     from executor.machine import devices_here
     from executor.session import measure_cluster
 
     kind, devices = devices_here()
+    before = core_seconds()
     with Fleet(devices, kind) as fleet:
-        return measure_cluster(fleet, _say, fitted)
+        cluster = measure_cluster(fleet, _say, fitted)
+    _warn_if_busy(before)
+    return cluster
+
+
+def _warn_if_busy(before: CoreSeconds) -> None:
+    """Say what other processes took of the cores since then."""
+    from executor.load import core_seconds, others_share
+    from search.report import busy_text
+
+    if busy := busy_text(others_share(before, core_seconds())):
+        print(f"warning: {busy}, and what is measured beside them is too slow", file=sys.stderr)
 
 
 def _cluster(text: str | None) -> Cluster | None:

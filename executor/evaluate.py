@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from executor.load import core_seconds, others_share
 from executor.result import StepReport, warm_up_steps
 from executor.run import HANG_SECONDS, HANG_STEPS, Options
 from executor.session import Session
@@ -38,7 +39,7 @@ class RealRuns:
             measured.append(report.seconds)
             return monitor(measured)
 
-        started = datetime.now(UTC)
+        started, before = datetime.now(UTC), core_seconds()
         # The monitor ends the run; the number of steps only has to be large enough.
         hang_seconds = max(HANG_SECONDS, HANG_STEPS * self._predicted(plan))
         options = Options(steps=1 << 20, hang_seconds=hang_seconds)
@@ -57,6 +58,7 @@ class RealRuns:
             response_tokens=_mean([step.response_tokens for step in result.steps]),
             setup_seconds=since_last_step + result.setup_seconds,
             warm=result.warm,
+            others_share=others_share(before, core_seconds()),
             started_at=started,
             ended_at=datetime.now(UTC),
             spans=result.spans,

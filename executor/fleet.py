@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executor import watchdog
 from executor.actor import DeviceActor
+from executor.gpus import gpus_here
 from ir.graph import PoolSpan
 from ir.job import Job, Lengths
 
@@ -43,6 +44,9 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Workers are given their GPUs here: Ray knows AMD's only where ROCm is installed beside torch, which has its own.
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+    "RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
@@ -70,6 +74,7 @@ class Fleet:
     def __init__(self, devices: int, kind: str = "cpu") -> None:
         self._devices = devices
         self._kind = kind
+        self._gpus = gpus_here() if kind != "cpu" else None
         self._pools: dict[tuple[str, tuple[int, ...]], Pool] = {}
         # Short: the paths of Ray's sockets below it must not exceed 107 characters.
         self._folder = Path(tempfile.mkdtemp(prefix="steptune-"))
@@ -78,10 +83,14 @@ class Fleet:
         command = [sys.executable, watchdog.__file__, str(self._folder)]
         self._watchdog = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         os.environ.update(RAY_ENVIRONMENT)
+        if self._gpus is not None:
+            # Ray refuses ROCR_VISIBLE_DEVICES unless HIP's variable is set too.
+            os.environ.update(self._gpus.variables(*range(self._devices)))
         logical = self._devices * (WARM_POOLS_PER_DEVICE if self._kind == "cpu" else 1)
         ray.init(
             address="local",
             num_cpus=logical,
+            num_gpus=0 if self._kind == "cpu" else self._devices,
             include_dashboard=False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -163,12 +172,13 @@ class Fleet:
         )
 
     def _worker(self, group: PlacementGroup, rank: int, device: int) -> ActorHandle[DeviceActor]:
+        given = self._gpus.variables(device) if self._gpus is not None else {}
         options: dict[str, Any] = {
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
             "num_cpus": 1 if self._kind == "cpu" else 0,
-            "num_gpus": 1 if self._kind == "cuda" else 0,
+            "num_gpus": 0 if self._kind == "cpu" else 1,
             "max_restarts": 0,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}},
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | given},
         }
         cores = [device_core(device)] if self._kind == "cpu" else []
         actor: Any = ray.remote(DeviceActor).options(**options)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from executor.gpus import gpus_here
 from ir.documents import digest
 
 PACKAGES = ("steptune", "torch", "transformers", "ray", "reasoning-gym", "numpy")
@@ -17,9 +18,9 @@ PACKAGES = ("steptune", "torch", "transformers", "ray", "reasoning-gym", "numpy"
 
 
 def devices_here() -> tuple[str, int]:
-    """(kind, number) of devices of this machine: its NVIDIA GPUs if there are any, else the cores it may use."""
-    gpus = list(Path("/dev").glob("nvidia[0-9]*"))
-    return ("cuda", len(gpus)) if gpus else ("cpu", len(os.sched_getaffinity(0)))
+    """(kind, number) of devices of this machine: the GPUs it may use if there are any, else the cores."""
+    gpus = gpus_here()
+    return (gpus.kind, len(gpus.ids)) if gpus else ("cpu", len(os.sched_getaffinity(0)))
 
 
 def hardware_fingerprint(kind: str, devices: int) -> str:
@@ -31,9 +32,8 @@ def hardware_fingerprint(kind: str, devices: int) -> str:
 
 def device_name(kind: str) -> str:
     """What the device calls itself."""
-    if kind == "cuda":
-        files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        return files[0].read_text().split("Model:")[1].splitlines()[0].strip() if files else "NVIDIA GPU"
+    if kind != "cpu" and (gpus := gpus_here()) is not None:
+        return gpus.name
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip() + " core"

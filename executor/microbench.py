@@ -91,7 +91,8 @@ def _about(device: torch.device, measured: tuple[KernelPoint, ...], link: float)
         name=getattr(properties, "name", "core"),
         memory_bytes=getattr(properties, "total_memory", 1 << 30),
         processors=getattr(properties, "multi_processor_count", 1),
-        cache_bytes=getattr(properties, "L2_cache_size", 0),
+        # Of AMD's it says the second level, behind which is a larger one.
+        cache_bytes=0 if torch.version.hip else getattr(properties, "L2_cache_size", 0),
         host_link=link,
         kernels=measured,
     )

@@ -49,7 +49,8 @@ class DeviceWorker:
             os.sched_setaffinity(0, cores)
         torch.set_num_threads(max(len(cores), 1))
         self._device_id = device_id
-        self._device = torch.device(kind)
+        # A torch for AMD's GPUs calls them as NVIDIA's are called.
+        self._device = torch.device("cpu" if kind == "cpu" else "cuda")
         self._memory = Memory(self._device)
         self._model_path = ""
         self._initial: Weights = np.empty(0, dtype=np.float32)

@@ -22,15 +22,14 @@ from ir.device import (
     KernelPoint,
     MatmulPoint,
     MeasuredPass,
-    NonNegative,
-    Positive,
-    PositiveFloat,
     StageScale,
 )
 from ir.errors import InputError
+from ir.quantities import MOST, Bytes, NonNegative, Positive, PositiveFloat
 
 __all__ = [
     "MIN_PRODUCTS",
+    "MOST_DEVICES",
     "PRECISIONS",
     "SCALED",
     "Cluster",
@@ -53,12 +52,16 @@ __all__ = [
 ]
 
 
+MOST_DEVICES = 1 << 21
+"""Of a cluster: what is computed for every number of devices shall fit into memory."""
+
+
 class CollectivePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measured collective."""
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-    ranks: Annotated[int, Meta(ge=2)]
-    bytes: Positive
+    ranks: Annotated[int, Meta(ge=2, le=MOST)]
+    bytes: Bytes
     """Of the whole tensor; for `all_to_all` and `send`, those that a rank sends."""
     seconds: PositiveFloat
 
@@ -68,7 +71,7 @@ class CollectiveFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sends: `2 (n-1)/n` of the tensor for all_reduce, `(n-1)/n` for all_gather, reduce_scatter and all_to_all."""
 
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
-    ranks: Annotated[int, Meta(ge=2)]
+    ranks: Annotated[int, Meta(ge=2, le=MOST)]
     """n, members of the collective inside one member of the level."""
     latency_s: PositiveFloat
     bandwidth: PositiveFloat
@@ -167,6 +170,8 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise InputError(f"{where}: groups", "must have different names", ", ".join(names))
         if len(names) > 1 and self.between is None:
             raise InputError(where, "must say in `between` what joins its groups", f"{len(names)} groups")
+        if self.num_devices > MOST_DEVICES:
+            raise InputError(where, f"must have at most {MOST_DEVICES} devices", self.num_devices)
         if len(names) == 1 and self.between is not None:
             raise InputError(where, "must have several groups where it has `between`", "1 group")
 

@@ -8,10 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ir.errors import InputError
-
-Positive = Annotated[int, Meta(ge=1)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+from ir.quantities import LARGEST, Bytes, NonNegative, Positive, PositiveFloat
 
 SCALED = ("generate", "passes", "update", "sync", "reward")
 """Kinds of stages that a device may have a scale for."""
@@ -79,7 +76,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     bandwidth: PositiveFloat
     """Achievable bytes per second of a product that streams its weights."""
     launch_s: NonNegative
-    p: Annotated[float, Meta(ge=1)]
+    p: Annotated[float, Meta(ge=1, le=LARGEST)]
     """Sharpness of the knee between the two: 1 adds them up, large values take the larger."""
 
 
@@ -113,11 +110,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     kind: Literal["cpu", "cuda", "rocm"]
     name: str
-    memory_bytes: Positive
+    memory_bytes: Bytes
     """What the driver reports, or what the devices of a host may share out among them."""
     bytes_per_value: Positive = 4
     """Width of weights and activations: 4 for float32, 2 for bfloat16."""
-    base_memory_bytes: Annotated[int, Meta(ge=0)]
+    base_memory_bytes: Annotated[int, Meta(ge=0, le=2**62)]
     """What a worker occupies before it holds any model."""
     memory_bandwidth: PositiveFloat
     """Bytes per second of an elementwise operation on a few MB, read and written bytes together."""
@@ -142,13 +139,13 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes per second of device memory by the data sheet."""
     processors: Positive | None = None
     """Streaming multiprocessors or compute units."""
-    cache_bytes: Positive | None = None
+    cache_bytes: Bytes | None = None
     """Last level of cache."""
     scale_up_link: PositiveFloat | None = None
     """Bytes per second one way to all neighbours together by the data sheet; None has none but the host link."""
     host_link: PositiveFloat | None = None
     """Bytes per second one way to host memory."""
-    host_memory_bytes: Positive | None = None
+    host_memory_bytes: Bytes | None = None
     """Share of one device in the memory of its host."""
     watts: PositiveFloat | None = None
     """Thermal design power."""

@@ -18,8 +18,9 @@ from ir.documents import digest, read_document
 from ir.errors import InputError
 from ir.lengths import Lengths, LengthTables, read_lengths, tabulate
 from ir.model import ModelShape
+from ir.quantities import Positive, PositiveFloat
 from ir.sources import Models, ModelSource, Role, WarmStart, read_shapes
-from ir.workload import Positive, PositiveFloat, Task, Workload
+from ir.workload import Task, Workload
 
 # Everything a job document is made of can be had from here.
 __all__ = [
@@ -138,9 +139,8 @@ class Job:
     def generated_sequences(self) -> float:
         """Expected sequences started per RL step: those trained on, those abandoned or dropped with their group, and
         the greedy ones."""
-        workload = self.workload
-        greedy = workload.prompts_per_step if self.algorithm.greedy_baseline else 0
-        return workload.sequences * workload.oversampling / (workload.useful_groups or 1.0) + greedy
+        greedy = self.workload.prompts_per_step if self.algorithm.greedy_baseline else 0
+        return self.workload.started + greedy
 
     @property
     def lengths(self) -> LengthTables | None:
@@ -179,7 +179,20 @@ class _Rule:
     message: str
 
 
+MOST_SEQUENCES = MOST_TOKENS = 10**8
+"""Started in a step, and of the longest sequence: columns of plans hold several times as many."""
+
 _RULES: tuple[_Rule, ...] = (
+    _Rule(
+        "workload.max_response_tokens",
+        lambda d: d.workload.max_tokens <= MOST_TOKENS,
+        f"must, with `max_prompt_tokens`, be at most {MOST_TOKENS}",
+    ),
+    _Rule(
+        "workload.samples_per_prompt",
+        lambda d: d.workload.started <= MOST_SEQUENCES,
+        f"must be so that a step starts at most {MOST_SEQUENCES} sequences",
+    ),
     _Rule(
         "workload.minibatches",
         lambda d: d.workload.prompts_per_step % d.workload.minibatches == 0,

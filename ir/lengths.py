@@ -16,9 +16,8 @@ import numpy as np
 from msgspec import Meta
 
 from ir.errors import InputError
+from ir.quantities import PositiveFloat, Share
 
-PositiveFloat = Annotated[float, Meta(gt=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
 Quantiles = Annotated[tuple[PositiveFloat, ...], Meta(min_length=2)]
 
 COLUMNS = ("prompt_tokens", "response_tokens")
@@ -114,9 +113,10 @@ def _table(
     assert form is not None, "a file is read when a job is loaded"
     if isinstance(form, Lognormal):
         normal = NormalDist(form.mu, form.sigma)
-        # No count is below a token; the last point would lie at infinity.
+        # No count is below a token; the last point would lie at infinity. What is cut off anyway must not overflow.
         inside = [min(max(p, 1e-9), 1.0 - 1e-6) for p in GRID]
-        values = [max(math.exp(normal.inv_cdf(p)), 1.0) for p in inside]
+        logs = [min(max(normal.inv_cdf(p), 0.0), math.log(longest) + 1.0) for p in inside]
+        values = [math.exp(log) for log in logs]
         return QuantileTable(probabilities=GRID, values=_capped(values, longest))
     at = probabilities or tuple(np.linspace(0.0, 1.0, len(form)).tolist())
     return QuantileTable(probabilities=at, values=_capped(form, longest))

@@ -13,9 +13,7 @@ from msgspec import Meta
 
 from ir.documents import digest
 from ir.graph import Op
-
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
+from ir.quantities import Natural, Positive
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -23,7 +21,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     name: str
     devices: Positive
-    group: Count = 0
+    group: Natural = 0
     """Which of the cluster's groups of like devices it lies in."""
 
 
@@ -40,9 +38,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory_percent: Annotated[int, Meta(ge=0, le=98)] = 0
     """Share of device memory that an engine takes, in percent; 0: a KV cache that holds `concurrency` sequences of
     the longest length."""
-    prefill_tokens: Count = 0
+    prefill_tokens: Natural = 0
     """Prompt tokens that a decode step takes in with it (chunked prefill); 0: prompts are prefilled whole."""
-    draft_tokens: Count = 0
+    draft_tokens: Natural = 0
     """Tokens that are guessed for a sequence before a decode step, which checks them all (speculative decoding)."""
     precision: Literal["native", "fp8"] = "native"
 
@@ -57,12 +55,12 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ep: Positive = 1
     zero: Literal[0, 3] = 0
     """3: replicas divide the weights among them and gather a layer when it is needed."""
-    shard: Count = 0
+    shard: Natural = 0
     """Ranks, of those that hold the same, among which weights are divided (hybrid sharding): each group of so many has
     a copy; 0: among all."""
-    micro_batch: Count = 0
+    micro_batch: Natural = 0
     """Sequences per forward pass of a replica; 0: by tokens."""
-    micro_tokens: Count = 0
+    micro_tokens: Natural = 0
     """Tokens packed into a forward pass of a device; 0: by sequences."""
     offload: Literal["none", "all"] = "none"
     """Whether the weights wait in host memory between passes."""
@@ -84,12 +82,12 @@ class Update(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ep: Positive = 1
     etp: Positive = 1
     zero: Annotated[int, Meta(ge=0, le=3)] = 0
-    shard: Count = 0
+    shard: Natural = 0
     """Ranks, of the dp x cp that hold the same, among which ZeRO divides state (hybrid sharding): each group of so many
     has a copy, and gradients are reduced across groups; 0: among all."""
-    micro_batch: Count = 0
+    micro_batch: Natural = 0
     """Sequences per forward and backward pass of a replica; 0: by tokens."""
-    micro_tokens: Count = 0
+    micro_tokens: Natural = 0
     """Tokens packed into a pass of a device; 0: by sequences."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations computed again in the backward pass instead of kept."""
@@ -136,7 +134,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     update_actor: Update
     fusions: Fusions = Fusions()
     sharing: Sharing = Sharing()
-    staleness: Count = 0
+    staleness: Natural = 0
     """Bound on the updates between the weights that generate a sample and those it trains."""
     in_flight: bool = False
     """Whether engines take new weights between two decode steps, in the middle of sequences; else each sequence is

@@ -11,7 +11,7 @@ import msgspec
 from ir.errors import InputError
 from ir.known_models import known_config
 from ir.model import ModelShape, read_config, shape_from_config, with_lora
-from ir.workload import Positive, PositiveFloat
+from ir.quantities import Positive, PositiveFloat
 
 
 class Role(StrEnum):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from ir.cluster import (
+    MOST_DEVICES,
     Cluster,
     CollectiveFit,
     Device,
@@ -243,8 +244,9 @@ def _facts(name: str) -> _SystemFacts:
 
 def _sizes(levels: tuple[_LevelFacts, ...], devices: int, where: str) -> list[int]:
     """Members at each level that `devices` devices reach, from the inside out."""
-    if devices < 1:
-        raise InputError(where, "must have at least 1 device", devices)
+    if not 1 <= devices <= MOST_DEVICES:
+        bound = "at least 1 device" if devices < 1 else f"at most {MOST_DEVICES} devices"
+        raise InputError(where, f"must have {bound}", devices)
     left, sizes = devices, list[int]()
     for level in levels:
         size = _members(level, left)

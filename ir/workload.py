@@ -8,11 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from ir.lengths import Lengths
-
-Positive = Annotated[int, Meta(ge=1)]
-Natural = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+from ir.quantities import LARGEST, Natural, NonNegative, Positive, PositiveFloat
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +34,7 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Multi-turn responses: the environment answers between the actor's turns. `max_response_tokens` and the response
     lengths count the tokens of all turns, observations included."""
 
-    mean: Annotated[float, Meta(ge=1)]
+    mean: Annotated[float, Meta(ge=1, le=LARGEST)]
     """Mean number of the actor's turns in a response."""
     observation_tokens: NonNegative = 0.0
     """Mean tokens that the environment adds after a turn; they are read, not generated."""
@@ -73,8 +69,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shared_prefix_tokens: Natural = 0
     """Tokens that all prompts begin with, part of `max_prompt_tokens`."""
     temperature: PositiveFloat = 1.0
-    seed: int = 0
-    oversampling: Annotated[float, Meta(ge=1)] = 1.0
+    seed: Natural = 0
+    oversampling: Annotated[float, Meta(ge=1, le=LARGEST)] = 1.0
     """Sequences started per sequence used; the slowest of a step are abandoned."""
     useful_groups: Annotated[float, Meta(gt=0, le=1)] | None = None
     """Share of groups with unlike rewards, where the algorithm samples until it has enough of them."""
@@ -94,6 +90,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def sequences(self) -> int:
         """Sequences that an RL step trains on."""
         return self.prompts_per_step * self.samples_per_prompt
+
+    @property
+    def started(self) -> float:
+        """Sequences started for them: those too that are abandoned, or dropped with their group."""
+        return self.sequences * self.oversampling / (self.useful_groups or 1.0)
 
     @property
     def max_tokens(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analytic.device import fit_error, roofline_of
+from analytic.kernelfit import kernel_errors
 from ir.cluster import Cluster
 from ir.plan import Plan
 from search import pareto
@@ -41,17 +42,29 @@ PROVED = {
 """What is proved of the best, by the job's objective."""
 
 
+BUSY = 0.1
+"""Share of the cores' time from which on other processes are told of: steps beside them are longer by about as much,
+which is more than plans near the best differ by."""
+
+
+def busy_text(share: float | None) -> str:
+    """What other processes took, empty if it is next to nothing."""
+    return f"other processes took {share:.0%} of the cores" if share is not None and share >= BUSY else ""
+
+
 def cluster_text(cluster: Cluster) -> str:
     """A measured machine in a line."""
     device = cluster.device
     roofline = roofline_of(device)
     fit = f" (fit within {fit_error(roofline, device.matmul):.0%})" if device.matmul else ""
+    errors = [f"{kind} {error:.0%}" for kind, error in kernel_errors(cluster.groups[0]).items()]
+    kernels = f"\n  the model is off its kernels by, in the median: {', '.join(errors)}" if errors else ""
     scales = [f"{kind} x {s.factor:.2f} by {s.plans} plans" for kind, s in (device.scales or {}).items()]
     learnt = f"\n  learnt from real runs: {', '.join(scales)}" if scales else ""
     return (
         f"{cluster.name}: {cluster.num_devices} x {device.name}, {1e-9 / roofline.seconds_per_flop:.0f} GFLOP/s{fit}, "
         f"{device.memory_bandwidth / 1e9:.0f} GB/s, {device.memory_bytes / 2**30:.1f} GiB each, "
-        f"process start {cluster.process_start_s:.1f} s{learnt}"
+        f"process start {cluster.process_start_s:.1f} s{kernels}{learnt}"
     )
 
 
@@ -156,12 +169,13 @@ def trial_text(survey: Survey, trial: Trial, number: int, best: float | None) ->
         return f"{head}\n     {trial.state}: {trial.failure} ({trial.failure_detail})"
     stages = " ".join(f"{SHORT.get(name, name)} {s:.3f}" for name, s in trial.stage_seconds.items() if s >= 5e-4)
     best_text = "-" if best is None else f"{best:.3f}"
+    busy = busy_text(trial.others_share)
     return "\n     ".join(
         [
             head,
             f"predicted {predicted} s, measured {seconds:.3f} s over {len(trial.step_seconds)} steps: {stages}",
             f"{trial.peak_bytes / 2**20:.0f} MiB, staleness {trial.max_staleness}, reward {trial.mean_reward:.2f}; "
-            f"best so far {best_text} s",
+            f"best so far {best_text} s{'; ' + busy if busy else ''}",
         ]
     )
 
@@ -196,6 +210,12 @@ def conclusion_text(
         f"  within 3% of the best of {len(survey.candidates):,} plans with probability {confidence.p3:.2f}; "
         f"expected gap {confidence.expected_gap:.1%}; {len(trials)} trials, stopped: {why_stopped}"
     )
+    disturbed = [share for trial in trials if (share := trial.others_share) is not None and share >= BUSY]
+    if disturbed:
+        lines.append(
+            f"  beside {len(disturbed)} of {len(trials)} runs other processes took up to {max(disturbed):.0%} of the "
+            "cores: search anew where nothing else runs"
+        )
     return "\n".join(lines)
 
 

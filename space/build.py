@@ -12,7 +12,8 @@ from ir.backend import Values
 from ir.batch import CODES, COLUMNS, DELTAS, FLAGS, HOME, ROLES, Column, PlanBatch, fields_of, owner_of
 from ir.errors import InputError
 from ir.graph import Op
-from ir.plan import SECTIONS, Count, Positive, Update
+from ir.plan import SECTIONS, Update
+from ir.quantities import Natural, Positive
 from ir.rules_layout import layout_rules
 from ir.rules_structure import structure_rules
 from ir.setting import Section, Setting
@@ -91,7 +92,7 @@ def _type_of(name: str) -> Any:
     op = owner_of(name)
     if op is not None:
         return get_type_hints(SECTIONS[op], include_extras=True)[name.partition(".")[2]]
-    return Positive if name.startswith("devices.") else Count
+    return Positive if name.startswith("devices.") else Natural
 
 
 def value_text(name: str, value: int) -> str:

@@ -178,7 +178,7 @@ def test_yaml_of_both() -> None:
         (
             "num_processes: 8",
             "num_processes: eight",
-            "num_processes: must be a whole number of at least 1, got 'eight'",
+            "num_processes: must be a whole number, got 'eight'",
         ),
         ("distributed_type: FSDP", "distributed_type: XLA", "distributed_type: must be DEEPSPEED, FSDP"),
     ],

@@ -77,3 +77,9 @@ def test_nothing_of_a_script_is_run(tmp_path):
         f"x=$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\npython -m m a=1 b=$(touch {tmp_path}/made)\n", "run.sh"
     )
     assert not (tmp_path / "made").exists()
+
+
+def test_a_list_whose_last_quote_or_escape_does_not_close_is_refused():
+    for text in ("a.b=1\nc.d='2\n", "a.b=1\nc.d=\\"):
+        with pytest.raises(InputError, match=r"x\.txt: must be a script whose quotes close"):
+            words(text, "x.txt")

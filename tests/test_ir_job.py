@@ -98,6 +98,16 @@ def test_every_algorithm_makes_a_job(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"workload__max_response_tokens": 100_000_000},
+            "workload.max_response_tokens: must, with `max_prompt_tokens`, be at most 100000000, got 100000000",
+        ),
+        (
+            {"workload__samples_per_prompt": 2, "workload__oversampling": 5e7},
+            "workload.samples_per_prompt: must be so that a step starts at most 100000000 sequences, got 2",
+        ),
+        ({"workload__temperature": 1e31}, "workload.temperature: expected `float` <= 1e+30"),
+        ({"workload__prompts_per_step": 10**9 + 1}, "workload.prompts_per_step: expected `int` <= 1000000000"),
         ({"workload__minibatches": 3}, "workload.minibatches: must divide `prompts_per_step` = 4, got 3"),
         (
             {"workload__samples_per_prompt": 1},
@@ -485,3 +495,11 @@ def test_critics_and_reward_models_have_a_head_of_one_number():
     assert critic.parameters == 8_030_261_248 - 128256 * 4096 + 4096
     assert critic.active_parameters == critic.parameters - 128256 * 4096
     assert critic.matmul_flops_per_token == replace(critic, scores=False).matmul_flops_per_token - 2 * 128255 * 4096
+
+
+def test_a_lognormal_that_is_cut_off_anyway_may_be_of_any_size() -> None:
+    """Its counts once overflowed."""
+    lengths = Lengths(prompt=Lognormal(mean=1e-9, sigma=1e-9), response=Lognormal(median=1e30, sigma=1e30))
+    tables = tabulate(lengths, max_prompt_tokens=64, max_response_tokens=512)
+    assert set(tables.prompt.values) == {1.0}
+    assert set(tables.response.values) == {1.0, 512.0}

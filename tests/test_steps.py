@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import build
 import msgspec
 import numpy as np
@@ -79,11 +77,11 @@ def test_transfers_by_hand() -> None:
 def test_what_a_nodes_cards_carry_by_hand() -> None:
     machine = machine_of(load_cluster("dgx-a100:32").groups[0])
     cards = 8 * 23.5e9
-    assert wire_seconds(machine, one(cards), one(8.0), 2.0)[0] == pytest.approx(1.0)
+    assert wire_seconds(machine, one(cards), one(8.0), 2.0, 23.5e9)[0] == pytest.approx(1.0)
     # Trainers on two nodes gather float32 first.
-    assert wire_seconds(machine, one(cards), one(16.0), 2.0)[0] == pytest.approx(3.0)
-    alone = machine_of(load_cluster("dgx-a100:8").groups[0])
-    assert wire_seconds(replace(alone, levels=alone.levels[:1]), one(cards), one(4.0), 2.0)[0] == 0.0
+    assert wire_seconds(machine, one(cards), one(16.0), 2.0, 23.5e9)[0] == pytest.approx(3.0)
+    # Engines of another group may be reached more slowly.
+    assert wire_seconds(machine, one(cards), one(8.0), 2.0, 4.7e9)[0] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize(("name", "share"), [("Qwen3-4B", 0.669), ("Qwen3-30B-A3B", 0.950), ("DeepSeek-V3", 0.976)])

@@ -92,6 +92,7 @@ TRIALS = st.builds(
     response_tokens=SECONDS,
     setup_seconds=SECONDS,
     warm=st.booleans(),
+    others_share=st.none() | st.floats(0, 1),
     started_at=WHEN,
     ended_at=WHEN,
     host=TEXT,
@@ -182,11 +183,12 @@ def test_a_row_that_is_no_trial_is_reported(tmp_path: Path) -> None:
 
 def test_columns_of_other_versions(tmp_path: Path) -> None:
     """A column that is missing takes its default; one that is unknown is passed over."""
-    file = write_trial(tmp_path, trial("a", label="preset", host="h1", software="s1", peak_bytes=7))
-    table = pq.read_table(file).drop_columns(["label", "host", "software", "ended_at", "objective"])
+    file = write_trial(tmp_path, trial("a", label="preset", host="h1", software="s1", peak_bytes=7, others_share=0.5))
+    table = pq.read_table(file).drop_columns(["label", "host", "software", "ended_at", "objective", "others_share"])
     pq.write_table(table.append_column("power_watts", pa.array([300.0])), file)
     (read,) = read_trials(tmp_path)
     assert (read.label, read.host, read.software, read.peak_bytes) == ("", "", "", 7)
+    assert read.others_share is None
     assert read.ended_at == read.started_at
 
 
@@ -227,6 +229,21 @@ def test_a_merge_cut_short_loses_and_doubles_nothing(tmp_path: Path, monkeypatch
     assert len(list((tmp_path / "trials").iterdir())) == 4
     compact(tmp_path)
     assert (read_trials(tmp_path), read_spans(tmp_path)) == (trials, spans)
+
+
+def test_two_that_merge_at_once_lose_and_double_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        write_trial(tmp_path, trial(name))
+    trials, unlink = read_trials(tmp_path), Path.unlink
+
+    def gone_already(file: Path, missing_ok: bool = False) -> None:
+        unlink(file)
+        unlink(file, missing_ok=missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", gone_already)
+        compact(tmp_path)
+    assert read_trials(tmp_path) == trials
 
 
 def _interrupt(*_: object, **__: object) -> None:

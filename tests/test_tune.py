@@ -124,11 +124,13 @@ def test_a_killed_search_resumes_and_runs_nothing_again(place: Path, killed: Pat
     for text in ("best plan:", "x as fast as colocated-sync", "mean reward", "probability"):
         assert text in out
     assert (killed / "best.plan.toml").exists() and (killed / "cluster.toml").exists()
+    assert len(list((killed / "trials").iterdir())) == len(list((killed / "spans").iterdir())) == 1, "files are merged"
     for trial in after:
         steps = read_steps(killed, trial.run_id)
         assert len(steps) == len(trial.step_seconds) + 1 + int(trial.params["staleness"])
         assert max(max(step.staleness) for step in steps) == trial.max_staleness <= int(trial.params["staleness"])
         assert {span.stage for span in read_spans(killed, trial.run_id)} >= {"generate", "reward", "advantage"}
+        assert trial.others_share is not None and 0.0 <= trial.others_share <= 1.0
 
 
 @pytest.mark.runtime

@@ -156,3 +156,29 @@ def test_mistakes_are_one_sentence(
     code, out, err = call(capsys, "predict", FOLDER / "grpo-qwen2.5-7b" / "job.toml", *arguments)
     assert (code, out) == (2, "")
     assert message in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "JOB", "--backend", "verl", "--trials", "20"), "--trials: must not be given with a --backend that"),
+        (("search", "JOB", "--backend", "verl", "--seconds", "60"), "--seconds: must not be given with a --backend"),
+        (("search", "JOB", "--backend", "verl", "--steps", "3"), "--steps: must not be given with a --backend that"),
+        (("search", "JOB", "--backend", "verl", "--final-steps", "0"), "--final-steps: must not be given with a"),
+        (("compare", "JOB", "a.toml", "b.toml", "--fix", "sync=disk"), "--fix: must not be given with PLAN_B"),
+        (("search", "JOB", "--trials", "0"), "--trials: must be a whole number of at least 1, got '0'"),
+        (("search", "JOB", "--final-steps", "-1"), "--final-steps: must be a whole number of at least 0, got '-1'"),
+        (("resume", "run", "--seconds", "nan"), "--seconds: must be a number of seconds above 0, got 'nan'"),
+        (("run", "plan.toml", "JOB", "--steps", "few"), "--steps: must be a whole number of at least 1, got 'few'"),
+        (("predict", "JOB", "--top", "-3"), "--top: must be a whole number of at least 1, got '-3'"),
+        (("predict",), "error: tune.py predict: the following arguments are required: job"),
+        (("pedict", "JOB"), "error: tune.py: argument COMMAND: invalid choice: 'pedict'"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = FOLDER / "grpo-qwen2.5-7b" / "job.toml"
+    code, out, err = call(capsys, *(job if word == "JOB" else word for word in arguments))
+    assert (code, out) == (2, "")
+    assert message in err and len(err.strip().splitlines()) == 1

@@ -27,6 +27,8 @@ class Outcome:
     response_tokens: float = 0.0
     setup_seconds: float = 0.0
     warm: bool = False
+    others_share: float | None = None
+    """Share of the cores' time that other processes took meanwhile; None where this was not measured."""
     started_at: datetime
     """UTC."""
     ended_at: datetime

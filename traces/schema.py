@@ -64,6 +64,8 @@ class Trial:
     """From the end of the previous trial to the first step of this one."""
     warm: bool = False
     """Whether every worker process was already there."""
+    others_share: float | None = None
+    """Share of the cores' time that other processes took while it ran; None where this was not measured."""
     started_at: datetime
     """UTC."""
     ended_at: datetime
@@ -130,6 +132,7 @@ TRIAL_SCHEMA = pa.schema(
         ("response_tokens", pa.float64()),
         ("setup_seconds", pa.float64()),
         ("warm", pa.bool_()),
+        ("others_share", pa.float64()),
         ("started_at", _UTC),
         ("ended_at", _UTC),
         ("host", pa.string()),

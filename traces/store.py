@@ -38,7 +38,6 @@ R = TypeVar("R", Step, Span)
 TRIALS = "trials"
 STEPS = "steps"
 SPANS = "spans"
-STEPS = "steps"
 
 _ABSENT: dict[str, Any] = {
     "study": "",
@@ -126,10 +125,11 @@ def read_steps(run_dir: Path, run_id: str | None = None) -> list[Step]:
 
 
 def compact(run_dir: Path) -> None:
-    """Merge the files of trials, of steps and of spans into one each. Not while another process writes.
+    """Merge the files of trials, of steps and of spans into one each: many small ones take long to read.
 
-    The merged file is complete before the first old one goes; a crash in between leaves rows
-    twice, which reading mends. Columns of later versions are kept; unreadable files stay.
+    The merged file is complete before the first old one goes; a crash in between, or another process that merges too,
+    leaves rows twice, which reading mends. Files that others write meanwhile, and unreadable ones, stay; so do columns
+    of later versions.
 
     Warns:
         UnreadableTrace: names a file that was left as it is.
@@ -140,7 +140,7 @@ def compact(run_dir: Path) -> None:
             continue
         _write(folder, pa.concat_tables([table for _, table in parts], promote_options="permissive"))
         for file, _ in parts:
-            file.unlink()
+            file.unlink(missing_ok=True)
 
 
 def _write_records(folder: Path, schema: pa.Schema, records: Iterable[Step | Span]) -> Path | None:

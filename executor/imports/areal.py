@@ -9,7 +9,7 @@ from math import ceil
 from executor.imports.areal_backends import Allocation, Engine, parse_allocation, parse_backend
 from executor.imports.areal_job import read_job
 from executor.imports.areal_trainer import Trainer
-from executor.imports.imported import Imported, memory_percent
+from executor.imports.imported import Imported
 from executor.imports.settings import Settings, read_settings
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Plan, Pool, Sync
@@ -160,7 +160,7 @@ def _shared_of_old(s: Settings, role: str, mode: Allocation) -> str:
 
 def _generate(s: Settings, engine: Engine, pool: str, workload: Workload, staleness: int) -> Generate:
     sglang = engine.kind == "sglang"
-    share = s.number("sglang.mem_fraction_static" if sglang else "vllm.gpu_memory_utilization", _SHARE)
+    key = "sglang.mem_fraction_static" if sglang else "vllm.gpu_memory_utilization"
     ep = s.whole("sglang.ep_size", 1) if sglang else 1
     return Generate(
         pool=pool,
@@ -168,7 +168,7 @@ def _generate(s: Settings, engine: Engine, pool: str, workload: Workload, stalen
         pp=engine.pp,
         ep=engine.tp if ep == 1 and s.flag("sglang.enable_ep_moe") else ep,
         concurrency=_concurrency(s, engine, workload, staleness),
-        memory_percent=memory_percent(share),
+        memory_percent=s.percent(key, s.number(key, _SHARE)),
         prefill_tokens=_prefill(s, sglang=sglang),
     )
 
@@ -190,7 +190,7 @@ def _prefill(s: Settings, *, sglang: bool) -> int:
     """Prompt tokens of a step; AReaL has SGLang prefill prompts whole unless it is told otherwise."""
     key = "sglang.chunked_prefill_size"
     if sglang and (key not in s.values or s.get(key) is not None):
-        return max(s.whole(key, 0), 0)
+        return max(s.whole(key, 0, least=-1), 0)
     if not sglang and s.flag("vllm.no_enable_chunked_prefill"):
         return 0
     s.took(key if sglang else "vllm", f"{_STEP_TOKENS} prompt tokens a step, its server's own default")

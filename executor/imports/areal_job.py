@@ -83,7 +83,7 @@ def _workload(s: Settings) -> Workload:
         max_prompt_tokens=prompt,
         max_response_tokens=response,
         temperature=s.number("gconfig.temperature", 1.0),
-        seed=s.whole("seed", 1),
+        seed=s.whole("seed", 1, least=0),
         lengths=lengths,
     )
 
@@ -100,7 +100,7 @@ def _minibatches(s: Settings, prompts: int) -> int:
 
 
 def _staleness(s: Settings) -> int:
-    asked = s.whole("rollout.max_head_offpolicyness", 0)
+    asked = s.whole("rollout.max_head_offpolicyness", 0, least=0)
     if asked > MAX_STALENESS:
         s.took("rollout.max_head_offpolicyness", f"{MAX_STALENESS} in place of {asked}")
     return min(asked, MAX_STALENESS)

@@ -83,7 +83,7 @@ class Trainer:
         """Sequences and tokens of a device, one of them 0: the budget is a replica's, which context parallelism
         divides."""
         cp, longest = self.engine.cp, self.workload.max_tokens
-        budget = self.settings.whole(f"{self.key}.mb_spec.max_tokens_per_mb", 0)
+        budget = self.settings.whole(f"{self.key}.mb_spec.max_tokens_per_mb", 0, least=0)
         if budget and budget < longest:
             self.settings.took(f"{self.key}.mb_spec.max_tokens_per_mb", f"{longest}, the longest sequence")
         if budget:

@@ -12,8 +12,8 @@ from ir.plan import Plan
 MAX_STALENESS = 8
 """The most that a job's limits allow."""
 
-_NODE, _MAX_PERCENT = 8, 98
-"""Devices of a node where a configuration does not say, and the largest share of memory that a plan may have."""
+_NODE = 8
+"""Devices of a node where a configuration does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,3 @@ def assumed_nodes(devices: int) -> tuple[int, int, str]:
     per_node = devices if devices < _NODE else math.gcd(devices, _NODE)
     nodes = devices // per_node
     return nodes, per_node, f"nodes: {nodes} of {per_node} devices, for {devices} in all"
-
-
-def memory_percent(share: float) -> int:
-    """An engine's share of memory as plans have it."""
-    return min(max(round(100 * share), 1), _MAX_PERCENT)

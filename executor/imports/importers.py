@@ -7,7 +7,10 @@ from typing import Protocol
 
 from executor.imports import areal, nemo_rl, openrlhf, trl, verl
 from executor.imports.imported import Imported
+from ir.documents import from_data, plain
 from ir.errors import chosen
+from ir.job import JobDocument
+from ir.plan import Plan
 
 
 class Read(Protocol):
@@ -31,9 +34,17 @@ IMPORTERS: Mapping[str, Read] = {
 
 
 def importer(name: str) -> Read:
-    """The importer of that name.
+    """The importer of that name, which gives only what the documents of a job and a plan may hold.
 
     Raises:
         InputError: there is none.
     """
-    return chosen(name, IMPORTERS, "from")
+    read = chosen(name, IMPORTERS, "from")
+
+    def checked(text: str, *, where: str) -> Imported:
+        found = read(text, where=where)
+        for name, document, kind in (("job", found.job, JobDocument), ("plan", found.plan, Plan)):
+            from_data(plain(document), kind, where=f"{where}: {name}")
+        return found
+
+    return checked

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from executor.imports.imported import Imported, memory_percent
+from executor.imports.imported import Imported
 from executor.imports.nemo_rl_job import BASES, read_job
 from executor.imports.nemo_rl_workers import Workers
 from executor.imports.settings import Settings, read_settings
+from ir.errors import InputError
 from ir.job import JobDocument
 from ir.plan import Fusions, Generate, Plan, Pool, Sync
 
@@ -26,6 +27,8 @@ _SYNC: dict[str | None, Sync] = {
     "vllm_s3_sparse": "disk",
 }
 _GENERATION = "policy.generation"
+_SECTIONS = ("policy.", "grpo.", "ppo.", "loss_fn.", "cluster.")
+"""Of these a configuration has some; it may leave all to the base configuration that it names."""
 
 
 def read(text: str, *, where: str) -> Imported:
@@ -35,6 +38,8 @@ def read(text: str, *, where: str) -> Imported:
         InputError: it lacks what a plan needs, or asks for what none can express.
     """
     s = read_settings(text, where=where)
+    if not any(key == "defaults" or key.startswith(_SECTIONS) for key in s.values):
+        raise InputError(where, f"must have keys of NeMo-RL, which begin with {', '.join(_SECTIONS)} or are `defaults`")
     base = str(s.get("defaults") or "").rpartition("/")[2]
     if base and base not in BASES:
         raise s.error("defaults", f"must be {' or '.join(BASES)}, with what lies between written out", repr(base))
@@ -116,6 +121,7 @@ def _sync(s: Settings) -> Sync:
 
 def _generate(s: Settings, job: JobDocument, pool: Pool, staleness: int) -> Generate:
     engine, options = f"{_GENERATION}.vllm_cfg", f"{_GENERATION}.vllm_kwargs"
+    share = f"{engine}.gpu_memory_utilization"
     tp, pp = s.whole(f"{engine}.tensor_parallel_size", 1), s.whole(f"{engine}.pipeline_parallel_size", 1)
     running = ceil(_started(job) * (1 + staleness) * tp * pp / pool.devices)
     asked = s.whole(f"{options}.max_num_seqs", _SEQUENCES)
@@ -127,7 +133,7 @@ def _generate(s: Settings, job: JobDocument, pool: Pool, staleness: int) -> Gene
         pp=pp,
         ep=s.whole(f"{engine}.expert_parallel_size", 1),
         concurrency=min(asked, running),
-        memory_percent=memory_percent(s.number(f"{engine}.gpu_memory_utilization", _SHARE)),
+        memory_percent=s.percent(share, s.number(share, _SHARE)),
         prefill_tokens=_prefill(s, options),
         precision="fp8" if "fp8" in str(s.get(f"{engine}.precision")) else "native",
     )

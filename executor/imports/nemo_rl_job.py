@@ -93,7 +93,7 @@ def _workload(s: Settings, section: str, *, useful: bool) -> Workload:
         max_response_tokens=response,
         temperature=s.number("policy.generation.temperature", 1.0),
         useful_groups=min(1 / s.number("grpo.batch_multiplier", 1.0), 1.0) if useful else None,
-        seed=s.whole(f"{section}.seed", 42),
+        seed=s.whole(f"{section}.seed", 42, least=0),
         lengths=lengths,
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from executor.imports.imported import MAX_STALENESS, memory_percent
+from executor.imports.imported import MAX_STALENESS
 from executor.imports.openrlhf_flags import Flags
 from ir.frameworks.openrlhf_layout import ENGINE_SEQUENCES, ENGINE_TOKENS
 from ir.job import JobDocument
@@ -97,13 +97,14 @@ def _together(sizes: Mapping[str, int], pool: str, f: Flags) -> _Sites:
 
 
 def _engines(f: Flags, job: JobDocument, sites: _Sites) -> Generate:
+    share = "vllm.gpu_memory_utilization"
     tp = f.count("vllm.tensor_parallel_size")
     engines = max(sites.pools[sites.of["rollout"]] // tp, 1)
     return Generate(
         pool=sites.of["rollout"],
         tp=tp,
         concurrency=min(-(-job.workload.sequences // engines), ENGINE_SEQUENCES),
-        memory_percent=memory_percent(f.number("vllm.gpu_memory_utilization")),
+        memory_percent=f.percent(share, f.number(share)),
         prefill_tokens=ENGINE_TOKENS,
     )
 

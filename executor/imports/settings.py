@@ -45,14 +45,14 @@ class Settings(Source):
         value = self.values.get(key)
         return default if value is None else self.as_number(key, value)
 
-    def whole(self, key: str, default: int) -> int:
+    def whole(self, key: str, default: int, *, least: int = 1) -> int:
         """A whole number, or the default where it is not set or null.
 
         Raises:
-            InputError: it is no whole number.
+            InputError: it is none, or less than the least.
         """
         value = self.values.get(key)
-        return default if value is None else self.as_whole(key, value)
+        return default if value is None else self.as_whole(key, value, least=least)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Whether a switch is on, or the default where it is not set or null.

@@ -46,20 +46,29 @@ def words(text: str, where: str) -> list[str]:
     Raises:
         InputError: it has no such arguments, or quotes that do not close.
     """
-    script = _Script()
     try:
-        commands = [command for statement in _statements(_unfolded(text)) if (command := script.read(statement))]
+        launched = _command(text)
+        found = _listed(text) if launched is None else launched
     except ValueError as error:
         raise InputError(where, f"must be a script whose quotes close ({error})") from error
-    launched = [found for command in commands if (found := _launched(command)) is not None]
-    found = max(launched, key=len, default=None)
-    if found is None:
-        found = [word for line in text.splitlines() for word in shlex.split(line, comments=True)]
-        if not all(word.startswith("-") or "=" in word or not word.isidentifier() for word in found[:1]):
-            found = []
     if not found:
         raise InputError(where, "must start a command `python -m MODULE ...` or list its arguments")
     return found
+
+
+def _command(text: str) -> list[str] | None:
+    """The longest of the commands that a script launches; None if it launches none."""
+    script = _Script()
+    commands = [command for statement in _statements(_unfolded(text)) if (command := script.read(statement))]
+    launched = [found for command in commands if (found := _launched(command)) is not None]
+    return max(launched, key=len, default=None)
+
+
+def _listed(text: str) -> list[str]:
+    """Arguments, one or more a line; none where the first is a bare word."""
+    found = [word for line in text.splitlines() for word in shlex.split(line, comments=True)]
+    plain = all(word.startswith("-") or "=" in word or not word.isidentifier() for word in found[:1])
+    return found if plain else []
 
 
 def _launched(command: list[str]) -> list[str] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from executor.imports.imported import Imported, assumed_lengths, assumed_nodes, memory_percent
+from executor.imports.imported import Imported, assumed_lengths, assumed_nodes
 from executor.imports.trl_keys import REMARKS, Keys, keys_of
 from ir.frameworks.trl import ENGINE_TOKENS
 from ir.job import Algorithm, JobDocument, Models, ModelSource, Workload
@@ -196,7 +196,8 @@ def _engines(k: Keys, job: JobDocument) -> Generate:
 
 
 def _percent(k: Keys, prefix: str) -> int:
-    return memory_percent(k.number(f"{prefix}memory_utilization"))
+    key = f"{prefix}memory_utilization"
+    return k.percent(key, k.number(key))
 
 
 def _stage(k: Keys, world: int) -> int:

@@ -141,10 +141,10 @@ def _kl(s: Settings) -> float:
 
 
 def _models(s: Settings, *, critic: bool) -> Models:
-    rank = s.whole(f"{_A}.model.lora_rank", f"{_A}.model.lora.rank", default=0)
+    rank = s.whole(f"{_A}.model.lora_rank", f"{_A}.model.lora.rank", default=0, least=0)
     actor = _name(s, f"{_A}.model.path")
     # Its own adapters are an axis of the critic's model.
-    critic_rank = s.whole("critic.model.lora_rank", "critic.model.lora.rank", default=0)
+    critic_rank = s.whole("critic.model.lora_rank", "critic.model.lora.rank", default=0, least=0)
     reward = s.flag("reward.reward_model.enable", "reward_model.enable")
     reward_path = ("reward.reward_model.model_path", "reward_model.model_path", "reward_model.model.path")
     return Models(

@@ -28,10 +28,10 @@ class Settings(Source):
         self.read.update(keys)
         return next(((key, self.values[key]) for key in keys if self.values.get(key) is not None), (keys[0], None))
 
-    def whole(self, *keys: str, default: int | None = None) -> int:
+    def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
         """A whole number; None as the default asks for one."""
         key, value = self.given(*keys)
-        return self.as_whole(key, default if value is None else value)
+        return self.as_whole(key, default if value is None else value, least=least)
 
     def number(self, *keys: str, default: float) -> float:
         """A number."""

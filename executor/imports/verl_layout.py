@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from executor.imports.imported import memory_percent
 from executor.imports.verl_keys import Settings
 from executor.imports.verl_micro import Layout, held, like, micro
 from executor.imports.verl_training import critic, shard, update
@@ -39,6 +38,7 @@ def _generate(layout: Layout) -> Generate:
     engine = s.text(f"{_ROLLOUT}.name", default="vllm")
     if engine != "vllm":
         s.note(f"generate: an engine of {engine} is read as one of vLLM")
+    share = f"{_ROLLOUT}.gpu_memory_utilization"
     tp = s.whole(f"{_ROLLOUT}.tensor_model_parallel_size", default=2)
     pp = s.whole(f"{_ROLLOUT}.pipeline_model_parallel_size", default=1)
     ep = s.whole(f"{_ROLLOUT}.expert_parallel_size", default=1)
@@ -57,7 +57,7 @@ def _generate(layout: Layout) -> Generate:
         pp=pp,
         ep=ep,
         concurrency=concurrency,
-        memory_percent=memory_percent(s.number(f"{_ROLLOUT}.gpu_memory_utilization", default=0.5)),
+        memory_percent=s.percent(share, s.number(share, default=0.5)),
         prefill_tokens=_prefill(s, concurrency),
         precision="fp8" if s.text(f"{_ROLLOUT}.quantization") == "fp8" else "native",
     )

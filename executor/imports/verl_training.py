@@ -49,7 +49,7 @@ def _fsdp_kind(s: Settings, model: str, engine: str, ranks: int) -> dict[str, An
 
 def shard(s: Settings, engine: str, ranks: int) -> int:
     """Ranks that divide the states among them, 0 for all: a node's, which is what plans consider."""
-    size, node = s.whole(f"{engine}.fsdp_size", default=-1), s.whole("trainer.n_gpus_per_node", default=8)
+    size, node = s.whole(f"{engine}.fsdp_size", default=-1, least=-1), s.whole("trainer.n_gpus_per_node", default=8)
     if size < 0 or size >= ranks:
         return 0
     if size != node or ranks % size:
@@ -97,8 +97,8 @@ def _megatron(layout: Layout, op: Op, engine: str) -> dict[str, int]:
         s.note(
             f"{op}.etp {etp}: Megatron divides experts as it does tensors unless expert_tensor_parallel_size is given"
         )
-    last = s.whole(f"{engine}.override_transformer_config.num_layers_in_last_pipeline_stage", default=0)
-    first = s.whole(f"{engine}.override_transformer_config.num_layers_in_first_pipeline_stage", default=0)
+    last = s.whole(f"{engine}.override_transformer_config.num_layers_in_last_pipeline_stage", default=0, least=0)
+    first = s.whole(f"{engine}.override_transformer_config.num_layers_in_first_pipeline_stage", default=0, least=0)
     size = -(-shape.layers // pp)
     if (last and last != shape.layers - (pp - 1) * size) or (first and first != size):
         s.note(f"{op}.pp: the configuration's own division of the layers is read as {size} a stage, the last fewer")
