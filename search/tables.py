@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.distinct import distinct, grouped
 from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS
@@ -76,10 +77,7 @@ class Tables:
         structures, setting = self.legal.structures, self.legal.setting
         names = [f"{what}.{role}" for what in ("place", "group") for role in setting.roles] + list(FLAGS)
         stale = structures["staleness"] > 0
-        stacked = np.stack([*(structures[name] for name in names), stale], axis=1)
-        _, first, inverse = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(inverse.reshape(-1), kind="stable")
-        edges = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(first) + 1))
+        first, inverse = distinct((*(structures[name] for name in names), stale), len(stale))
         cases, case_of = self.legal.cases
         return tuple(
             Family(
@@ -89,7 +87,7 @@ class Tables:
                     [*(structures[n][members] for n in ("staleness", "in_flight", "sync")), members], axis=1
                 ).astype(np.int64),
             )
-            for row, members in zip(first.tolist(), np.split(order, edges[1:-1]), strict=True)
+            for row, (_, members) in zip(first.tolist(), grouped(inverse), strict=True)
         )
 
     # Bounds
