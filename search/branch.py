@@ -95,7 +95,10 @@ class Branch(Relaxed):
             return block
         if not self.looks:
             self._price_room()
-        return self._judged(replace(block, sync=self._meet(block)))
+        block = self._judged(replace(block, sync=self._least_sync(block)))
+        if len(block):
+            self._choose_ends(block)
+        return block
 
     def _untouched(self) -> Block:
         n = len(self.roots.variant)

@@ -117,17 +117,3 @@ class Roots:
     def devices(self) -> Int:
         """Of the pools whose sizes are chosen, int64[n]."""
         return np.asarray(self.sizes.sum(axis=1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ends:
-    """Options of the two sections between which weights travel that are worth trying together."""
-
-    actor: Int
-    """Options of the update."""
-    rollout: Int
-    """Options of generation."""
-    floors: Float
-    """Least seconds of synchronisation for each option of the update."""
-    floor: float
-    """Least of all."""

@@ -19,7 +19,7 @@ from analytic.costs import Columns
 from analytic.setup import Setup
 from ir.graph import Op
 from search.layouts import Layouts
-from search.options import Options, distinct, nothing, ranges
+from search.options import Kinds, Options, distinct, nothing, ranges
 from search.skyline import beaten_by_few, staircase
 from search.work import Work
 from space.enumerate import LegalSpace
@@ -62,6 +62,7 @@ class SectionFronts:
     """First and one past the last option of the pools that were asked for."""
     _steps: dict[tuple[int, int, int], tuple[Float, Float]] = field(default_factory=dict)
     """Of options from one to another beside weights of some degrees: sizes, and the fastest among those up to each."""
+    _kinds: dict[tuple[int, int], Kinds] = field(default_factory=dict)
     limit_of: dict[Key, float] = field(default_factory=dict)
     """Below which seconds their options are complete."""
 
@@ -168,6 +169,12 @@ class SectionFronts:
             sizes, fastest = self._steps[case]
             found[back == i] = fastest[np.searchsorted(sizes, room[back == i], side="right")]
         return found
+
+    def kinds(self, first: int, last: int) -> Kinds:
+        """Options from `first` to `last` by kind."""
+        if (first, last) not in self._kinds:
+            self._kinds[first, last] = Kinds.among(self.made, first, last)
+        return self._kinds[first, last]
 
     def columns_of(self, options: Int) -> Columns:
         """Columns of options, without the section's prefix."""

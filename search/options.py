@@ -50,7 +50,7 @@ class Options:
         """Seconds, latency, resident and transient bytes, and those held in a sync, float64[n, 5]."""
         return np.stack([self.seconds, self.latency, self.resident, self.transient, self.sent], axis=1)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Options:
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Options:
         """The given ones."""
         return Options(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
@@ -69,6 +69,26 @@ class Options:
     def concatenate(parts: list[Options]) -> Options:
         """One after the other."""
         return Options(**{one.name: np.concatenate([getattr(p, one.name) for p in parts]) for one in fields(Options)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kinds:
+    """Consecutive options by their kind."""
+
+    options: Options
+    begin: int
+    """Number of the first option."""
+    first: Int
+    """Of each kind, the number of an option."""
+    of: Int
+    """Each option's."""
+
+    @staticmethod
+    def among(options: Options, first: int, last: int) -> Kinds:
+        """Those of the options from `first` to `last`."""
+        some = options.take(slice(first, last))
+        _, at, of = np.unique(some.kind, return_index=True, return_inverse=True)
+        return Kinds(options=some, begin=first, first=first + at, of=of.reshape(-1))
 
 
 def nothing() -> Options:

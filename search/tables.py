@@ -17,9 +17,10 @@ from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS
 from ir.graph import Op
-from search.families import Ends, Family, Record, Roots
+from search.families import Family, Record, Roots
 from search.fronts import SectionFronts
 from search.layouts import MOST_DEVICES, room_of
+from search.meetings import Ends, Meeting
 from search.sides import Side, rough_side, side_of
 from search.work import Work
 from space.enumerate import LegalSpace
@@ -41,8 +42,10 @@ class Tables:
     count: int
     work: Work = field(default_factory=lambda: Work(np.inf))
     """What the search may still do."""
-    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
+    meetings: dict[tuple[int, ...], Meeting] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
+    ends: dict[tuple[tuple[int, ...], bool], Ends] = field(default_factory=dict)
+    """What is worth trying of a meeting, by whether other sections depend on the degrees of the update."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
     _least: dict[tuple[Op, bool, bool], tuple[int, Float]] = field(default_factory=dict)
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
