@@ -23,6 +23,10 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
+Age = tuple[int, int]
+"""Staleness, and whether updates are in flight."""
+
+
 class Record(Protocol):
     """What is known: plans that were priced, and which others would be news."""
 
@@ -49,6 +53,11 @@ class Family:
     flags: dict[str, int]
     variants: Int
     """Staleness, whether updates are in flight, the sync method and the number of each structure, int64[v, 4]."""
+
+    @cached_property
+    def ages(self) -> tuple[Age, ...]:
+        """The different ones of its variants."""
+        return tuple(dict.fromkeys((staleness, in_flight) for staleness, in_flight, *_ in self.variants.tolist()))
 
     @cached_property
     def pool_of(self) -> dict[Op, int]:

@@ -17,7 +17,7 @@ from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS
 from ir.graph import Op
-from search.families import Family, Record, Roots
+from search.families import Age, Family, Record, Roots
 from search.fronts import SectionFronts
 from search.layouts import MOST_DEVICES, room_of
 from search.meetings import Ends, Meeting
@@ -51,8 +51,9 @@ class Tables:
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
-    _floors: dict[int, float] = field(default_factory=dict)
-    _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
+    _floors: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """With what was known of sections then, see `_asked`."""
+    _curves: dict[tuple[object, ...], tuple[int, Float]] = field(default_factory=dict)
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -110,14 +111,11 @@ class Tables:
             self._least[key] = (front.asked, table)
         return self._least[key][1]
 
-    def _seconds(self, family: Family, op: Op, staleness: int) -> Float:
+    def _seconds(self, family: Family, op: Op, age: Age) -> Float:
         """The same for a section of a family, by number of devices."""
-        group = family.case.pools[family.pool_of[op]][1]
-        apart = family.is_streamed(op)
-        found = self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness]
-        if op is Op.GENERATE:
-            found = np.minimum(found, self.least(op, apart=True, adapter=family.is_adapter)[group, staleness])
-        return np.asarray(found)
+        group, (staleness, in_flight) = family.case.pools[family.pool_of[op]][1], age
+        apart = not in_flight if op is Op.GENERATE else family.is_streamed(op)
+        return np.asarray(self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness])
 
     def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
         """A pool that neither generates nor trains the actor, where it is busy for less than `most`; a rough view of it
@@ -140,7 +138,8 @@ class Tables:
 
     def floor(self, family: Family) -> float:
         """Seconds for which some pool of any of a family's plans is busy at least."""
-        if id(family) not in self._floors:
+        asked = self._asked
+        if self._floors.get(id(family), (-1, 0.0))[0] != asked:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
             seconds = np.unique(np.concatenate(curves))
             seconds = seconds[np.isfinite(seconds)]
@@ -151,20 +150,25 @@ class Tables:
                 used[group] += np.searchsorted(-curve, -seconds)
             fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
             fits &= used.sum(axis=0) <= limits.most_devices(self.legal.setting.num_devices)
-            self._floors[id(family)] = float(seconds[fits].min(initial=np.inf))
-        return self._floors[id(family)]
+            self._floors[id(family)] = asked, float(seconds[fits].min(initial=np.inf))
+        return self._floors[id(family)][1]
+
+    @property
+    def _asked(self) -> int:
+        """How often anything was learnt of any section."""
+        return sum(front.asked for front in self.fronts)
 
     def _curve(self, family: Family, pool: int) -> Float:
         """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
-        ages, group = np.unique(family.variants[:, 0]).tolist(), family.case.pools[pool][1]
+        group, asked = family.case.pools[pool][1], self._asked
         sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
-        key = (group, family.is_adapter, *ages, *sections)
-        if key not in self._curves:
-            least = np.minimum.reduce([self._busy(family, pool, age) for age in ages])
-            self._curves[key] = np.minimum.accumulate(least)
-        return self._curves[key]
+        key = (group, family.is_adapter, *family.ages, *sections)
+        if self._curves.get(key, (-1, None))[0] != asked:
+            least = np.minimum.reduce([self._busy(family, pool, age) for age in family.ages])
+            self._curves[key] = asked, np.minimum.accumulate(least)
+        return self._curves[key][1]
 
-    def _busy(self, family: Family, pool: int, age: int) -> Float:
+    def _busy(self, family: Family, pool: int, age: Age) -> Float:
         """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
         parts = [family.times(op) * self._seconds(family, op, age) for op in family.members[pool]]
         return np.asarray(sum(parts))
@@ -183,17 +187,17 @@ class Tables:
     def _sizes(self, family: Family, sides: dict[int, Side], record: Record) -> tuple[Int, Int, Float]:
         """See `Roots`: variant, sizes and busy."""
         found = list[tuple[Int, Int, Float]]()
-        for age in np.unique(family.variants[:, 0]).tolist():
+        for age in family.ages:
             sizes, longest = self._ends(family, sides, age, record.most)
-            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age))
+            news = longest < record.limit(sizes.sum(axis=1), np.full(len(sizes), age[0]))
             sizes, longest = sizes[news], longest[news]
-            variants = np.flatnonzero(family.variants[:, 0] == age)
+            variants = np.flatnonzero((family.variants[:, :2] == age).all(axis=1))
             again = (len(variants), 1)
             found.append((np.repeat(variants, len(sizes)), np.tile(sizes, again), np.tile(longest, again[0])))
         variant, sizes, busy = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return variant, sizes, busy
 
-    def _ends(self, family: Family, sides: dict[int, Side], age: int, most: float) -> tuple[Int, Float]:
+    def _ends(self, family: Family, sides: dict[int, Side], age: Age, most: float) -> tuple[Int, Float]:
         """Sizes of the pools that generate and train the actor, with which no pool is busy for `most` seconds, and the
         seconds of the busiest."""
         sizes, longest = np.zeros((1, len(family.case.pools)), dtype=np.int64), np.zeros(1)
@@ -217,15 +221,15 @@ class Tables:
     def _least_parts(self, family: Family, sides: dict[int, Side], variant: Int, sizes: Int) -> Float:
         """See `Roots.least`."""
         least = np.zeros((len(variant), len(family.case.sections), 5))
-        room, ages = self.room(family, sides, sizes), family.variants[variant, 0]
+        room, ages = self.room(family, sides, sizes), family.variants[variant, :2]
         for i, op in enumerate(family.case.sections):
             pool = family.pool_of[op]
             if pool in sides:
                 side = sides[pool]
                 least[:, i, :2] = side.upto[side.place(room[:, pool]), family.members[pool].index(op)][:, None]
                 continue
-            for age in np.unique(ages).tolist():
-                rows = np.flatnonzero(ages == age)
+            for age in family.ages:
+                rows = np.flatnonzero((ages == age).all(axis=1))
                 least[rows, i, :2] = self._seconds(family, op, age)[sizes[rows, pool]][:, None]
         return least
 
