@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds, overlap_of
-from analytic.distinct import distinct
+from analytic.distinct import at_rows, distinct
 from analytic.kernels import gemm_seconds
 from analytic.layers import Routing, Spread, Work, forward
 from analytic.moe import expert_traffic, experts
@@ -44,21 +44,14 @@ class Parts:
     """Of `linear`, what memory traffic and not arithmetic takes."""
 
 
-Arrays = TypeVar("Arrays", Spread, Work, Parts)
-
-
 def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
     columns: list[NDArray[Any]] = [at.tp, at.cp, at.ep, at.etp, at.fp8, *([at.dp] if shape.is_moe else [])]
     columns += [work.tokens, work.squares, work.head_tokens]
     first, inverse = distinct(columns, len(at.tp))
-    one = _parts(machine, shape, _rows(at, first), _rows(work, first), Routing(imbalance=imbalance))
-    return _rows(one, inverse)
-
-
-def _rows(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
-    return type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
+    one = _parts(machine, shape, at_rows(at, first), at_rows(work, first), Routing(imbalance=imbalance))
+    return at_rows(one, inverse)
 
 
 def _parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, routing: Routing) -> Parts:

@@ -51,7 +51,7 @@ WHILE_SENT = {Op.UPDATE_ACTOR: "weights", Op.GENERATE: "rollout weights"}
 MOST_DEVICES = 1 << 17
 """More than any degree."""
 
-BLOCK = 1 << 13
+BLOCK = 1 << 14
 """Layouts priced at a time, so that temporaries stay in the cache."""
 
 WORK_LAYOUT = 4
