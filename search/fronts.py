@@ -83,9 +83,11 @@ class SectionFronts:
         )
 
     @cached_property
-    def least_of(self) -> dict[Key, float]:
-        """Seconds below which no layout on a pool is."""
-        return {key: float(self.layouts.least[first:last].min()) for key, (first, last) in self.table.span.items()}
+    def least_of(self) -> dict[Key, tuple[float, float]]:
+        """Seconds and latency below which no layout on a pool is."""
+        least = self.layouts.least
+        found = {key: float(least[first:last].min()) for key, (first, last) in self.table.span.items()}
+        return {key: (seconds, seconds) for key, seconds in found.items()}
 
     def ask(self, limits: Mapping[Key, float]) -> None:
         """Make the options of pools ready that take less than so many seconds."""
@@ -99,17 +101,21 @@ class SectionFronts:
         counts = np.array([self.table.span[key][1] for key in wanted]) - firsts
         rows = ranges(firsts, counts)
         pool = np.repeat(np.arange(len(wanted)), counts)
-        limit = np.array([self.limit_of[key] for key in wanted])
-        hopeful = self.layouts.least[rows] < limit[pool]
-        found, pool = self._options(rows[hopeful], pool[hopeful], limit)
+        limits_of = np.array([self.limit_of[key] for key in wanted])
+        hopeful = self.layouts.least[rows] < limits_of[pool]
+        found, pool = self._options(rows[hopeful], pool[hopeful], limits_of)
         start = 0 if self.options is None else len(self.options.seconds)
         edges = start + np.searchsorted(pool, np.arange(len(wanted) + 1))
         self.options = found if self.options is None else Options.concatenate([self.options, found])
         for i, key in enumerate(wanted):
             first, last = self.span[key] = (int(edges[i]), int(edges[i + 1]))
             # What fits is often slower than what does not, and nothing else takes less than was asked for.
-            least = float(found.seconds[first - start]) if last > first else self.limit_of[key]
-            self.least_of[key] = max(self.least_of[key], min(least, self.limit_of[key]))
+            made, limit = slice(first - start, last - start), self.limit_of[key]
+            seconds, latency = (
+                max(least, float(some[made].min(initial=limit)))
+                for least, some in zip(self.least_of[key], (found.seconds, found.latency), strict=True)
+            )
+            self.least_of[key] = seconds, latency
         self.asked += 1
 
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:

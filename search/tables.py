@@ -97,22 +97,22 @@ class Tables:
     # Bounds
 
     def least(self, op: Op, *, apart: bool, adapter: bool) -> Float:
-        """Seconds below which no layout is by group, staleness and number of devices, float64[groups, staleness + 1,
-        N + 1]; infinite where there is none."""
+        """Seconds and latency below which no layout is by group, staleness and number of devices, float64[groups,
+        staleness + 1, N + 1, 2]; infinite where there is none."""
         front = self.front(op, apart=apart, adapter=adapter)
         key = (op, front.apart, front.adapter)
         if key not in self._least or self._least[key][0] != front.asked:
             setting = self.legal.setting
             most, groups = max(group.count for group in setting.groups), len(setting.groups)
             stale = max(self.legal.space["staleness"]) + 1
-            table = np.full((groups, stale, most + 1), np.inf)
+            table = np.full((groups, stale, most + 1, 2), np.inf)
             for (group, devices, staleness), found in front.least_of.items():
                 table[group, staleness if front.table.by_staleness else slice(None), devices] = found
             self._least[key] = (front.asked, table)
         return self._least[key][1]
 
-    def _seconds(self, family: Family, op: Op, age: Age) -> Float:
-        """The same for a section of a family, by number of devices."""
+    def _least_of(self, family: Family, op: Op, age: Age) -> Float:
+        """The same for a section of a family, by number of devices, float64[N + 1, 2]."""
         group, (staleness, in_flight) = family.case.pools[family.pool_of[op]][1], age
         apart = not in_flight if op is Op.GENERATE else family.is_streamed(op)
         return np.asarray(self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness])
@@ -170,7 +170,7 @@ class Tables:
 
     def _busy(self, family: Family, pool: int, age: Age) -> Float:
         """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
-        parts = [family.times(op) * self._seconds(family, op, age) for op in family.members[pool]]
+        parts = [family.times(op) * self._least_of(family, op, age)[:, 0] for op in family.members[pool]]
         return np.asarray(sum(parts))
 
     def roots(self, family: Family, record: Record) -> Roots:
@@ -230,7 +230,7 @@ class Tables:
                 continue
             for age in family.ages:
                 rows = np.flatnonzero((ages == age).all(axis=1))
-                least[rows, i, :2] = self._seconds(family, op, age)[sizes[rows, pool]][:, None]
+                least[rows, i, :2] = self._least_of(family, op, age)[sizes[rows, pool]]
         return least
 
     def room(self, family: Family, sides: dict[int, Side], sizes: Int) -> Int:
