@@ -51,9 +51,10 @@ class Tables:
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
-    _floors: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """With what was known of sections then, see `_asked`."""
-    _curves: dict[tuple[object, ...], tuple[int, Float]] = field(default_factory=dict)
+    _floors: dict[int, float] = field(default_factory=dict)
+    _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
+    _asked: int = 0
+    """How often options had been made when the floors and curves were found."""
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -138,8 +139,11 @@ class Tables:
 
     def floor(self, family: Family) -> float:
         """Seconds for which some pool of any of a family's plans is busy at least."""
-        asked = self._asked
-        if self._floors.get(id(family), (-1, 0.0))[0] != asked:
+        asked = sum(front.asked for front in self.fronts)
+        if asked != self._asked:
+            # Something was learnt of a section.
+            self._floors, self._curves, self._asked = {}, {}, asked
+        if id(family) not in self._floors:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
             seconds = np.unique(np.concatenate(curves))
             seconds = seconds[np.isfinite(seconds)]
@@ -150,23 +154,18 @@ class Tables:
                 used[group] += np.searchsorted(-curve, -seconds)
             fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
             fits &= used.sum(axis=0) <= limits.most_devices(self.legal.setting.num_devices)
-            self._floors[id(family)] = asked, float(seconds[fits].min(initial=np.inf))
-        return self._floors[id(family)][1]
-
-    @property
-    def _asked(self) -> int:
-        """How often anything was learnt of any section."""
-        return sum(front.asked for front in self.fronts)
+            self._floors[id(family)] = float(seconds[fits].min(initial=np.inf))
+        return self._floors[id(family)]
 
     def _curve(self, family: Family, pool: int) -> Float:
         """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
-        group, asked = family.case.pools[pool][1], self._asked
+        group = family.case.pools[pool][1]
         sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
         key = (group, family.is_adapter, *family.ages, *sections)
-        if self._curves.get(key, (-1, None))[0] != asked:
+        if key not in self._curves:
             least = np.minimum.reduce([self._busy(family, pool, age) for age in family.ages])
-            self._curves[key] = asked, np.minimum.accumulate(least)
-        return self._curves[key][1]
+            self._curves[key] = np.minimum.accumulate(least)
+        return self._curves[key]
 
     def _busy(self, family: Family, pool: int, age: Age) -> Float:
         """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
