@@ -57,7 +57,12 @@ class Family:
     @cached_property
     def ages(self) -> tuple[Age, ...]:
         """The different ones of its variants."""
-        return tuple(dict.fromkeys((staleness, in_flight) for staleness, in_flight, *_ in self.variants.tolist()))
+        return tuple(dict.fromkeys((staleness, flies) for staleness, flies, *_ in self.variants.tolist()))
+
+    @cached_property
+    def age_of(self) -> Int:
+        """Number of each variant's age."""
+        return np.array([self.ages.index((staleness, flies)) for staleness, flies, *_ in self.variants.tolist()])
 
     @cached_property
     def pool_of(self) -> dict[Op, int]:
