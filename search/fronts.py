@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from analytic.costs import Columns
 from analytic.setup import Setup
 from ir.graph import Op
-from search.layouts import Layouts
+from search.layouts import WITHIN_CLASS, Layouts
 from search.options import Kinds, Options, distinct, nothing, ranges
 from search.skyline import beaten_by_few, staircase
 from search.work import Work
@@ -183,9 +183,9 @@ class SectionFronts:
         return self._kinds[first, last]
 
     def columns_of(self, options: Int) -> Columns:
-        """Columns of options, without the section's prefix."""
-        assert self.options is not None
-        return self.layouts.columns(self.options.row[options], self.options.free[options])
+        """Columns of options that something outside the section may depend on, without the section's prefix."""
+        made = self.made
+        return self.layouts.columns(made.row[options], made.free[options], without=WITHIN_CLASS)
 
     def numbers(self, options: Int) -> Int:
         """Of options among the layouts that are legal on their pool."""

@@ -125,12 +125,13 @@ class Layouts:
                 return every[every // step % len(values) == 0], step * np.arange(1, len(values))
         return every, np.zeros(0, dtype=np.int64)
 
-    def columns(self, rows: Int, free: Int) -> Columns:
-        """Layouts as columns: rows of the table with combinations of the free fields."""
-        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields)}
+    def columns(self, rows: Int, free: Int, *, without: tuple[str, ...] = ()) -> Columns:
+        """Layouts as columns: rows of the table with combinations of the free fields; some fields may be left out."""
+        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields) if name not in without}
         for name, values in reversed(self.table.free):
             free, level = np.divmod(free, len(values))
-            x[name] = np.asarray(values, dtype=np.int32)[level]
+            if name not in without:
+                x[name] = np.asarray(values, dtype=np.int32)[level]
         return x | {name: self.keys[rows, i] for i, name in enumerate(KEYS)}
 
     def _price(self, x: Columns) -> Cost:

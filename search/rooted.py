@@ -161,13 +161,13 @@ class Rooted:
 
     def _structure(self, root: Int) -> dict[str, NDArray[np.int32]]:
         """Columns of the structure of roots and the sizes that they have."""
-        columns = {flag: np.full(len(root), value, dtype=np.int32) for flag, value in self.family.flags.items()}
+        columns = {flag: np.broadcast_to(np.int32(value), len(root)) for flag, value in self.family.flags.items()}
         variants = self.family.variants[self.roots.variant[root]].astype(np.int32)
         columns |= {name: variants[:, i] for i, name in enumerate(("staleness", "in_flight", "sync"))}
         for pool, (roles, group) in enumerate(self.family.case.pools):
             for role in roles:
-                columns[f"place.{role}"] = np.full(len(root), ROLES.index(roles[0]), dtype=np.int32)
-                columns[f"group.{role}"] = np.full(len(root), group, dtype=np.int32)
+                columns[f"place.{role}"] = np.broadcast_to(np.int32(ROLES.index(roles[0])), len(root))
+                columns[f"group.{role}"] = np.broadcast_to(np.int32(group), len(root))
                 columns[f"devices.{role}"] = self.roots.sizes[root, pool].astype(np.int32)
         return columns
 
