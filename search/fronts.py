@@ -101,21 +101,20 @@ class SectionFronts:
         counts = np.array([self.table.span[key][1] for key in wanted]) - firsts
         rows = ranges(firsts, counts)
         pool = np.repeat(np.arange(len(wanted)), counts)
-        limits_of = np.array([self.limit_of[key] for key in wanted])
-        hopeful = self.layouts.least[rows] < limits_of[pool]
-        found, pool = self._options(rows[hopeful], pool[hopeful], limits_of)
+        limit = np.array([self.limit_of[key] for key in wanted])
+        hopeful = self.layouts.least[rows] < limit[pool]
+        found, pool = self._options(rows[hopeful], pool[hopeful], limit)
         start = 0 if self.options is None else len(self.options.seconds)
         edges = start + np.searchsorted(pool, np.arange(len(wanted) + 1))
         self.options = found if self.options is None else Options.concatenate([self.options, found])
         for i, key in enumerate(wanted):
             first, last = self.span[key] = (int(edges[i]), int(edges[i + 1]))
             # What fits is often slower than what does not, and nothing else takes less than was asked for.
-            made, limit = slice(first - start, last - start), self.limit_of[key]
-            seconds, latency = (
-                max(least, float(some[made].min(initial=limit)))
-                for least, some in zip(self.least_of[key], (found.seconds, found.latency), strict=True)
+            made, (seconds, latency) = slice(first - start, last - start), self.least_of[key]
+            self.least_of[key] = (
+                max(seconds, float(found.seconds[made].min(initial=limit[i]))),
+                max(latency, float(found.latency[made].min(initial=limit[i]))),
             )
-            self.least_of[key] = seconds, latency
         self.asked += 1
 
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
