@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analytic.costs import RESHARDED, Columns, Cost
-from analytic.distinct import distinct as distinct_rows
 from analytic.estimate import section_cost
 from analytic.memory import TRAINED_BY
 from analytic.setup import Setup
@@ -100,7 +99,7 @@ class Layouts:
     def _different(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """First of all rows of one price, and each row's price: engines that finish all sequences are never stale."""
         if self.apart and self.op is Op.GENERATE:
-            return distinct_rows((*self.table.rows.T, *self.keys[:, :-1].T), len(self.keys))
+            return distinct(*self.table.rows.T, *self.keys[:, :-1].T)
         every = np.arange(len(self.keys))
         return every, every
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.distinct import distinct as distinct_rows
+
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
@@ -101,14 +103,7 @@ def nothing() -> Options:
 
 def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """First row of every different combination of columns, and each row's combination."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, level = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            # Renumbered, so that codes stay small however many columns there are.
-            code = np.unique(code * len(values) + level.reshape(-1), return_inverse=True)[1].reshape(-1)
-    _, first, back = np.unique(code, return_index=True, return_inverse=True)
-    return first, back.reshape(-1)
+    return distinct_rows(columns, len(columns[0]))
 
 
 def ranges(first: Int, count: Int) -> Int:
