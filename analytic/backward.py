@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from analytic.distinct import distinct
+from analytic.distinct import at_rows, distinct
 from analytic.layers import softmax_seconds
 from analytic.priors import priors
 from analytic.products import Made, ending_seconds, gradients, grouped_gradients, head_gradients
 from analytic.setup import Machine
 from analytic.spread import Routing, Spread, Work
-from analytic.stages import Parts, differing, each_part, rows_of
+from analytic.stages import Parts, differing, each_part
 from ir.shape import ModelShape
 
 Float = NDArray[np.float64]
@@ -41,13 +41,13 @@ def both_ways(
 ) -> tuple[Parts, Back]:
     """A micro-batch forward and back, each different one priced once; see `parts` for the arguments."""
     first, inverse = distinct([*differing(shape, at, work), made.pieces, made.output_bytes], len(at.tp))
-    at, work, made = rows_of(at, first), rows_of(work, first), rows_of(made, first)
+    at, work, made = at_rows(at, first), at_rows(work, first), at_rows(made, first)
     one = each_part(machine, shape, at, work, made, imbalance)
     if machine.is_host:
         late = _host_back(shape, one)
     else:
         late = _back(machine, shape, at, work, made, one, Routing(imbalance=imbalance))
-    return rows_of(one, inverse), rows_of(late, inverse)
+    return at_rows(one, inverse), at_rows(late, inverse)
 
 
 def _host_back(shape: ModelShape, one: Parts) -> Back:

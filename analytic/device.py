@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from ir.cluster import Device, MatmulPoint
 
@@ -65,6 +64,8 @@ def roofline_of(device: Device) -> Roofline:
 
 def fit_roofline(device: Device) -> Roofline:
     """Non-negative least squares of relative errors over the measured products."""
+    from scipy.optimize import nnls
+
     points = device.matmul
     width = device.bytes_per_value
     seconds = np.array([p.seconds for p in points])

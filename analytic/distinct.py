@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,15 @@ def distinct(columns: Iterable[NDArray[Any]], num_rows: int) -> tuple[Rows, Rows
     return first, inverse
 
 
+Arrays = TypeVar("Arrays", bound=Any)
+
+
+def at_rows(record: Arrays, rows: Rows) -> Arrays:
+    """A record of arrays, at some of their rows."""
+    found: Arrays = type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
+    return found
+
+
 def grouped(numbers: Rows) -> Iterator[tuple[int, Rows]]:
     """Each different number of a row, intp[n] from 0, and the rows that have it, in order."""
     counts = np.bincount(numbers)
@@ -56,6 +66,8 @@ def _offsets(column: NDArray[Any]) -> tuple[Rows, int]:
     """Numbers from 0 in the order of a column's values, and how many there may be."""
     if not len(column) or column.strides[0] == 0:
         return np.zeros(len(column), dtype=np.intp), 1
+    if column.dtype.kind == "b":
+        return column.astype(np.intp), 2
     if column.dtype.kind in "iu":
         low, high = int(column.min()), int(column.max())
         return np.subtract(column, low, dtype=np.intp), high - low + 1

@@ -109,7 +109,8 @@ def grid(name: str) -> Grid | None:
 @cache
 def _file() -> tuple[Any, dict[str, int]]:
     """The file's rows, and the number of each by name."""
-    table = pq.read_table(DATA / "grids.parquet")  # type: ignore[no-untyped-call, unused-ignore]
+    # A small file: neither data sets nor threads, which `read_table` prepares for.
+    table = pq.ParquetFile(DATA / "grids.parquet").read(use_threads=False)  # type: ignore[no-untyped-call, unused-ignore]
     return table, {name: row for row, name in enumerate(table["name"].to_pylist())}
 
 

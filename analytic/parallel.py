@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from analytic.comm import Kind, collective_overlap, collective_seconds
 from analytic.costs import Columns
 from analytic.device import overlapped
+from analytic.distinct import at_rows, distinct
 from analytic.layers import Spread
 from analytic.priors import priors
 from analytic.setup import Machine
@@ -45,6 +46,12 @@ class Exchange:
 
 
 def exchange(machine: Machine, shape: ModelShape, at: Spread, zero: Zero, trainer: Trainer) -> Exchange:
+    """Each different spread is priced once: how a batch is cut changes nothing in it."""
+    first, inverse = distinct((*(getattr(at, field.name) for field in fields(at)), zero), len(zero))
+    return at_rows(_exchange(machine, shape, at_rows(at, first), zero[first], trainer), inverse)
+
+
+def _exchange(machine: Machine, shape: ModelShape, at: Spread, zero: Zero, trainer: Trainer) -> Exchange:
     """ZeRO divides what gradients are reduced to."""
     dense, experts = trained_on_device(shape, at)
     t, each = training(), trainer.gradient_bytes

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from analytic.comm import collective_seconds, overlap_of
-from analytic.distinct import distinct
+from analytic.distinct import at_rows, distinct
 from analytic.layers import Routing, Spread, Work, around, forward
 from analytic.moe import expert_traffic
 from analytic.products import Made, grouped_products, products, sorting_seconds
 from analytic.setup import Machine
 from analytic.training import Trainer
 from ir.shape import ModelShape
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -44,15 +41,12 @@ class Parts:
     """Of `memory`, quantising inputs."""
 
 
-Arrays = TypeVar("Arrays", bound="DataclassInstance")
-
-
 def parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, imbalance: float | None, made: Made) -> Parts:
     """Each different micro-batch is priced once: recomputation, sharding and pipelines change nothing in it.
     `imbalance` is the load of the fullest expert-parallel device over the mean; None: as measured."""
     first, inverse = distinct([*differing(shape, at, work), made.pieces], len(at.tp))
-    one = each_part(machine, shape, rows_of(at, first), rows_of(work, first), rows_of(made, first), imbalance)
-    return rows_of(one, inverse)
+    one = each_part(machine, shape, at_rows(at, first), at_rows(work, first), at_rows(made, first), imbalance)
+    return at_rows(one, inverse)
 
 
 def differing(shape: ModelShape, at: Spread, work: Work) -> list[NDArray[Any]]:
@@ -66,11 +60,6 @@ def each_part(
 ) -> Parts:
     """As `parts`, every row priced."""
     return (_host_parts if machine.is_host else _parts)(machine, shape, at, work, made, Routing(imbalance=imbalance))
-
-
-def rows_of(record: Arrays, rows: NDArray[np.intp]) -> Arrays:
-    """Some rows of a record of arrays."""
-    return type(record)(**{field.name: getattr(record, field.name)[rows] for field in fields(record)})
 
 
 def _host_parts(machine: Machine, shape: ModelShape, at: Spread, work: Work, _: Made, routing: Routing) -> Parts:

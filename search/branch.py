@@ -86,16 +86,17 @@ class Branch(Relaxed):
             self._span(block, op)
         # Some twice, since what the others hold is known only then. A look does with few.
         for op in SENT if self.looks else (*lead, *SENT):
-            if len(block) == 0:
-                return block
             # What fits beside the least that the pool's other sections hold is often slower than the fastest.
             block.parts[:, self._column[op]] = self._least_that_fits(block, op)
-            block = self._judged(block)
+        block = self._judged(block)
         if len(block) == 0:
             return block
         if not self.looks:
             self._price_room()
-        return self._judged(replace(block, sync=self._meet(block)))
+        block = self._judged(replace(block, sync=self._least_sync(block)))
+        if len(block):
+            self._choose_ends(block)
+        return block
 
     def _untouched(self) -> Block:
         n = len(self.roots.variant)

@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 from search.problem import Candidates, Floats, Rows
 from search.runs import Run, settled_rows
@@ -142,6 +141,8 @@ def fitting(surrogate: Surrogate, order: Rows, num: int) -> tuple[Rows, Floats]:
 
 def normals(num: int, rng: np.random.Generator) -> Floats:
     """Quasi-random standard normals float64[32, num] (scrambled Sobol points; Owen 1998)."""
+    from scipy.stats import qmc
+
     points = qmc.Sobol(num, scramble=True, seed=rng).random(_NUM_DRAWS)
     drawn: Floats = ndtri(np.clip(points, 1e-6, 1 - 1e-6))
     return drawn

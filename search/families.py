@@ -22,9 +22,14 @@ Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
 
+Age = tuple[int, int]
+"""Staleness, and whether updates are in flight."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Within:
     """What plans may use."""
+
 
     devices: int
     staleness: int
@@ -41,6 +46,16 @@ class Family:
     flags: dict[str, int]
     variants: Int
     """Staleness, whether updates are in flight, the sync method and the number of each structure, int64[v, 4]."""
+
+    @cached_property
+    def ages(self) -> tuple[Age, ...]:
+        """The different ones of its variants."""
+        return tuple(dict.fromkeys((staleness, flies) for staleness, flies, *_ in self.variants.tolist()))
+
+    @cached_property
+    def age_of(self) -> Int:
+        """Number of each variant's age."""
+        return np.array([self.ages.index((staleness, flies)) for staleness, flies, *_ in self.variants.tolist()])
 
     @cached_property
     def pool_of(self) -> dict[Op, int]:
@@ -109,17 +124,3 @@ class Roots:
     def devices(self) -> Int:
         """Of the pools whose sizes are chosen, int64[n]."""
         return np.asarray(self.sizes.sum(axis=1))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ends:
-    """Options of the two sections between which weights travel that are worth trying together."""
-
-    actor: Int
-    """Options of the update."""
-    rollout: Int
-    """Options of generation."""
-    floors: Float
-    """Least seconds of synchronisation for each option of the update."""
-    floor: float
-    """Least of all."""

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from analytic.costs import Columns
 from analytic.setup import Setup
 from ir.graph import Op
-from search.layouts import Layouts
-from search.options import Options, distinct, nothing, ranges
+from search.layouts import WITHIN_CLASS, Layouts
+from search.options import Kinds, Options, distinct, nothing, ranges
 from search.skyline import beaten_by_few, staircase
 from search.work import Work
 from space.enumerate import LegalSpace
@@ -62,6 +62,7 @@ class SectionFronts:
     """First and one past the last option of the pools that were asked for."""
     _steps: dict[tuple[int, int, int], tuple[Float, Float]] = field(default_factory=dict)
     """Of options from one to another beside weights of some degrees: sizes, and the fastest among those up to each."""
+    _kinds: dict[tuple[int, int], Kinds] = field(default_factory=dict)
     limit_of: dict[Key, float] = field(default_factory=dict)
     """Below which seconds their options are complete."""
 
@@ -82,9 +83,11 @@ class SectionFronts:
         )
 
     @cached_property
-    def least_of(self) -> dict[Key, float]:
-        """Seconds below which no layout on a pool is."""
-        return {key: float(self.layouts.least[first:last].min()) for key, (first, last) in self.table.span.items()}
+    def least_of(self) -> dict[Key, tuple[float, float]]:
+        """Seconds and latency below which no layout on a pool is."""
+        least = self.layouts.least
+        found = {key: float(least[first:last].min()) for key, (first, last) in self.table.span.items()}
+        return {key: (seconds, seconds) for key, seconds in found.items()}
 
     def ask(self, limits: Mapping[Key, float]) -> None:
         """Make the options of pools ready that take less than so many seconds."""
@@ -107,8 +110,11 @@ class SectionFronts:
         for i, key in enumerate(wanted):
             first, last = self.span[key] = (int(edges[i]), int(edges[i + 1]))
             # What fits is often slower than what does not, and nothing else takes less than was asked for.
-            least = float(found.seconds[first - start]) if last > first else self.limit_of[key]
-            self.least_of[key] = max(self.least_of[key], min(least, self.limit_of[key]))
+            made, (seconds, latency) = slice(first - start, last - start), self.least_of[key]
+            self.least_of[key] = (
+                max(seconds, float(found.seconds[made].min(initial=limit[i]))),
+                max(latency, float(found.latency[made].min(initial=limit[i]))),
+            )
         self.asked += 1
 
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
@@ -169,10 +175,16 @@ class SectionFronts:
             found[back == i] = fastest[np.searchsorted(sizes, room[back == i], side="right")]
         return found
 
+    def kinds(self, first: int, last: int) -> Kinds:
+        """Options from `first` to `last` by kind."""
+        if (first, last) not in self._kinds:
+            self._kinds[first, last] = Kinds.among(self.made, first, last)
+        return self._kinds[first, last]
+
     def columns_of(self, options: Int) -> Columns:
-        """Columns of options, without the section's prefix."""
-        assert self.options is not None
-        return self.layouts.columns(self.options.row[options], self.options.free[options])
+        """Columns of options that something outside the section may depend on, without the section's prefix."""
+        made = self.made
+        return self.layouts.columns(made.row[options], made.free[options], without=WITHIN_CLASS)
 
     def numbers(self, options: Int) -> Int:
         """Of options among the layouts that are legal on their pool."""

@@ -50,6 +50,9 @@ WHILE_SENT = {Op.UPDATE_ACTOR: "weights", Op.GENERATE: "rollout weights"}
 MOST_DEVICES = 1 << 17
 """More than any degree."""
 
+BLOCK = 1 << 14
+"""Layouts priced at a time, so that temporaries stay in the cache."""
+
 WORK_LAYOUT = 4
 """Partial plans that are looked at while a layout is priced, about."""
 
@@ -85,11 +88,20 @@ class Layouts:
     def least(self) -> Float:
         """Seconds below which no layout of a row is, float64[m]; infinite where none can fit."""
         levels = _fastest(self.table, self.setup.job.models[ROLE_OF[self.op]].is_moe)
-        least, rows = np.full(len(self.table.rows), np.inf), np.flatnonzero(self._may_fit)
-        if len(rows):
-            cost = self._price(self.columns(np.repeat(rows, len(levels)), np.tile(levels, len(rows))))
-            least[rows] = cost.seconds.reshape(len(rows), -1).min(axis=1)
-        return least
+        first, back = self._different
+        least, rows = np.full(len(first), np.inf), np.flatnonzero(self._may_fit[first])
+        for some in _blocks(rows, BLOCK // len(levels)):
+            cost = self._price(self.columns(np.repeat(first[some], len(levels)), np.tile(levels, len(some))))
+            least[some] = cost.seconds.reshape(len(some), -1).min(axis=1)
+        return least[back]
+
+    @property
+    def _different(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """First of all rows of one price, and each row's price: engines that finish all sequences are never stale."""
+        if self.apart and self.op is Op.GENERATE:
+            return distinct(*self.table.rows.T, *self.keys[:, :-1].T)
+        every = np.arange(len(self.keys))
+        return every, every
 
     @cached_property
     def _may_fit(self) -> NDArray[np.bool_]:
@@ -112,12 +124,13 @@ class Layouts:
                 return every[every // step % len(values) == 0], step * np.arange(1, len(values))
         return every, np.zeros(0, dtype=np.int64)
 
-    def columns(self, rows: Int, free: Int) -> Columns:
-        """Layouts as columns: rows of the table with combinations of the free fields."""
-        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields)}
+    def columns(self, rows: Int, free: Int, *, without: tuple[str, ...] = ()) -> Columns:
+        """Layouts as columns: rows of the table with combinations of the free fields; some fields may be left out."""
+        x = {name: self.table.rows[rows, i] for i, name in enumerate(self.table.fields) if name not in without}
         for name, values in reversed(self.table.free):
             free, level = np.divmod(free, len(values))
-            x[name] = np.asarray(values, dtype=np.int32)[level]
+            if name not in without:
+                x[name] = np.asarray(values, dtype=np.int32)[level]
         return x | {name: self.keys[rows, i] for i, name in enumerate(KEYS)}
 
     def _price(self, x: Columns) -> Cost:
@@ -129,6 +142,10 @@ class Layouts:
 
     def priced(self, rows: Int, free: Int) -> Options:
         """What layouts cost, as options of no order."""
+        every = np.arange(len(rows))
+        return Options.concatenate([self._priced(rows[some], free[some]) for some in _blocks(every, BLOCK)])
+
+    def _priced(self, rows: Int, free: Int) -> Options:
         x = self.columns(rows, free)
         cost, zero = self._price(x), np.zeros(len(rows))
         gone = {RESHARDED} | ({"weights"} if self.adapter else set())
@@ -183,6 +200,11 @@ class Layouts:
         for begin, end in self.table.span.values():
             first[begin:end] = begin
         return first
+
+
+def _blocks(rows: NDArray[np.intp], size: int) -> list[NDArray[np.intp]]:
+    """Rows in parts of about one size."""
+    return np.array_split(rows, -(-len(rows) // max(size, 1))) if len(rows) else []
 
 
 def _degrees(x: Columns) -> Int:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.distinct import distinct as distinct_rows
+
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
@@ -50,7 +52,7 @@ class Options:
         """Seconds, latency, resident and transient bytes, and those held in a sync, float64[n, 5]."""
         return np.stack([self.seconds, self.latency, self.resident, self.transient, self.sent], axis=1)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> Options:
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> Options:
         """The given ones."""
         return Options(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
 
@@ -71,6 +73,26 @@ class Options:
         return Options(**{one.name: np.concatenate([getattr(p, one.name) for p in parts]) for one in fields(Options)})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kinds:
+    """Consecutive options by their kind."""
+
+    options: Options
+    begin: int
+    """Number of the first option."""
+    first: Int
+    """Of each kind, the number of an option."""
+    of: Int
+    """Each option's."""
+
+    @staticmethod
+    def among(options: Options, first: int, last: int) -> Kinds:
+        """Those of the options from `first` to `last`."""
+        some = options.take(slice(first, last))
+        _, at, of = np.unique(some.kind, return_index=True, return_inverse=True)
+        return Kinds(options=some, begin=first, first=first + at, of=of.reshape(-1))
+
+
 def nothing() -> Options:
     """No options."""
     none: dict[str, Any] = {
@@ -81,14 +103,7 @@ def nothing() -> Options:
 
 def distinct(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """First row of every different combination of columns, and each row's combination."""
-    code = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, level = np.unique(column, return_inverse=True)
-        if len(values) > 1:
-            # Renumbered, so that codes stay small however many columns there are.
-            code = np.unique(code * len(values) + level.reshape(-1), return_inverse=True)[1].reshape(-1)
-    _, first, back = np.unique(code, return_index=True, return_inverse=True)
-    return first, back.reshape(-1)
+    return distinct_rows(columns, len(columns[0]))
 
 
 def ranges(first: Int, count: Int) -> Int:

@@ -14,12 +14,12 @@ from analytic.scales import scales_at
 from analytic.transfer import reward_seconds, sync_seconds
 from ir.batch import ROLES, PlanBatch
 from ir.graph import Op
-from search.families import Ends, Family, Roots
+from search.families import Family, Roots
 from search.fronts import ROUNDING, SectionFronts
 from search.layouts import SENT, room_of
-from search.options import Options, distinct
+from search.meetings import Ends, Meeting
+from search.options import Kinds, distinct
 from search.records import Reached, Record
-from search.skyline import beaten_by_few
 from search.tables import Tables
 from space.tables import KEYS
 
@@ -32,9 +32,6 @@ ORDER = (
     Op.VALUES, Op.REWARD,
 )  # fmt: skip
 """In which sections get their layout: those first that take longest; passes after the update of their weights."""
-
-MOST_PARTNERS = 6
-"""Different partners in weight synchronisation up to which layouts of different degrees are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,17 +57,6 @@ class Block:
     def take(self, rows: Rows | slice) -> Block:
         """The given ones."""
         return Block(**{one.name: getattr(self, one.name)[rows] for one in fields(self)})
-
-
-def _worth(options: Options, sync: Float, kind: Int, count: int) -> NDArray[np.intp]:
-    """Rows of options that few others beat, the seconds of synchronisation with every partner float64[n, partners]
-    included; fastest first."""
-    columns = {column.tobytes(): column for column in np.ascontiguousarray(sync.T)}
-    different = np.stack(list(columns.values()), axis=1)
-    if different.shape[1] > MOST_PARTNERS:
-        # Those of a kind were compared when they were made.
-        return np.arange(len(different))
-    return np.sort(beaten_by_few(np.column_stack([options.points, different]), kind, count=count))
 
 
 @dataclass(kw_only=True)
@@ -177,13 +163,13 @@ class Rooted:
 
     def _structure(self, root: Int) -> dict[str, NDArray[np.int32]]:
         """Columns of the structure of roots and the sizes that they have."""
-        columns = {flag: np.full(len(root), value, dtype=np.int32) for flag, value in self.family.flags.items()}
+        columns = {flag: np.broadcast_to(np.int32(value), len(root)) for flag, value in self.family.flags.items()}
         variants = self.family.variants[self.roots.variant[root]].astype(np.int32)
         columns |= {name: variants[:, i] for i, name in enumerate(("staleness", "in_flight", "sync"))}
         for pool, (roles, group) in enumerate(self.family.case.pools):
             for role in roles:
-                columns[f"place.{role}"] = np.full(len(root), ROLES.index(roles[0]), dtype=np.int32)
-                columns[f"group.{role}"] = np.full(len(root), group, dtype=np.int32)
+                columns[f"place.{role}"] = np.broadcast_to(np.int32(ROLES.index(roles[0])), len(root))
+                columns[f"group.{role}"] = np.broadcast_to(np.int32(group), len(root))
                 columns[f"devices.{role}"] = self.roots.sizes[root, pool].astype(np.int32)
         return columns
 
@@ -205,22 +191,15 @@ class Rooted:
         batch = PlanBatch(len(root), columns)
         return np.asarray(sync_seconds(s, batch) * scales_at(s.cluster, Op.SYNC_WEIGHTS, batch["group.actor"]))
 
-    def _meet(self, block: Block) -> Float:
-        """Find what is worth trying of the two sections between which weights travel, root by root; the least seconds
-        that weights travel, of each."""
-        pools = [self.family.pool_of[op] for op in SENT]
-        variant = self.family.variants[self.roots.variant[block.root], :3]
-        spans = [column for op in SENT for column in self._spans(op, block)]
-        columns = (*spans, *(block.sizes[:, pool] for pool in pools), *variant.T)
-        first, back = distinct(*columns)
-        groups = [self.family.case.pools[pool][1] for pool in pools]
-        trained = Op.OLD_LOGPROB in self.sections
-        ends = list[Ends]()
-        for row in first.tolist():
-            key = (*(int(column[row]) for column in columns), pools[0] == pools[1], *groups, trained)
-            if key not in self.tables.ends:
-                self.tables.ends[key] = self._ends_of(int(block.root[row]), trained)
-            ends.append(self.tables.ends[key])
+    def _least_sync(self, block: Block) -> Float:
+        """Least seconds that weights travel between any options, float64[n]."""
+        keys, back = self._met(block)
+        return np.array([self.tables.meetings[key].floor for key in keys])[back]
+
+    def _choose_ends(self, block: Block) -> None:
+        """Find what is worth trying of the two sections between which weights travel, root by root."""
+        keys, back = self._met(block)
+        ends = [self._ends(key) for key in keys]
         for op, name in zip(SENT, ("actor", "rollout"), strict=True):
             menus = [getattr(one, name) for one in ends]
             edges = np.concatenate([[0], np.cumsum([len(menu) for menu in menus])])
@@ -228,24 +207,43 @@ class Rooted:
             self._place[op] = np.zeros_like(self._range[op])
             self._place[op][:, block.root] = np.stack([edges[:-1], edges[1:]])[:, back]
         self._floors = np.concatenate([one.floors for one in ends])
-        return np.array([one.floor for one in ends])[back]
 
-    def _ends_of(self, root: int, trained: bool) -> Ends:
-        options = [np.arange(*self._range[op][:, root].tolist()) for op in SENT]
-        fronts = [self._front(op, bool(self._apart(op, np.array([root]))[0])) for op in SENT]
-        parts = [front.take(some) for front, some in zip(fronts, options, strict=True)]
-        (one, a), (other, b) = (np.unique(part.kind, return_index=True, return_inverse=True)[1:] for part in parts)
-        pair = np.meshgrid(one, other, indexing="ij")
-        picks = [some[at.reshape(-1)] for some, at in zip(options, pair, strict=True)]
-        seconds = self._sync_seconds(np.full(picks[0].size, root), *picks).reshape(len(one), len(other))
-        rows = [
-            _worth(parts[0], seconds[a.reshape(-1)], parts[0].degrees if trained else a * 0, self.tables.count),
-            _worth(parts[1], seconds.T[b.reshape(-1)], b * 0, self.tables.count),
+    def _ends(self, key: tuple[int, ...]) -> Ends:
+        trained, known = Op.OLD_LOGPROB in self.sections, self.tables.ends
+        if (key, trained) not in known:
+            known[key, trained] = self.tables.meetings[key].ends(by_degrees=trained, count=self.tables.count)
+        return known[key, trained]
+
+    def _met(self, block: Block) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
+        """Make the meetings of the sections between which weights travel known; the different ones, and each row's."""
+        pools = [self.family.pool_of[op] for op in SENT]
+        spans = [column for op in SENT for column in self._spans(op, block)]
+        variant = self.family.variants[self.roots.variant[block.root], :3]
+        columns = (*spans, *(block.sizes[:, pool] for pool in pools), *variant.T)
+        first, back = distinct(*columns)
+        groups, known = [self.family.case.pools[pool][1] for pool in pools], self.tables.meetings
+        keys = [(pools[0] == pools[1], *groups, *key) for key in np.stack(columns, axis=1)[first].tolist()]
+        news = [i for i, key in enumerate(keys) if key not in known]
+        if news:
+            met = self._meetings(block.root[first[news]])
+            known |= {keys[i]: meeting for i, meeting in zip(news, met, strict=True)}
+        return keys, back
+
+    def _meetings(self, root: Int) -> list[Meeting]:
+        """The meeting of each root."""
+        actor, rollout = (self._kinds(op, root) for op in SENT)
+        count = [len(a.first) * len(b.first) for a, b in zip(actor, rollout, strict=True)]
+        pairs = [np.meshgrid(a.first, b.first, indexing="ij") for a, b in zip(actor, rollout, strict=True)]
+        picks = [np.concatenate([pair[i].reshape(-1) for pair in pairs]) for i in range(2)]
+        seconds = np.split(self._sync_seconds(np.repeat(root, count), *picks), np.cumsum(count)[:-1])
+        return [
+            Meeting(actor=a, rollout=b, seconds=part.reshape(len(a.first), len(b.first)))
+            for a, b, part in zip(actor, rollout, seconds, strict=True)
         ]
-        floors = seconds.min(axis=1, initial=np.inf)[a.reshape(-1)[rows[0]]]
-        return Ends(
-            actor=options[0][rows[0]],
-            rollout=options[1][rows[1]],
-            floors=floors,
-            floor=float(floors.min(initial=np.inf)),
-        )
+
+    def _kinds(self, op: Op, root: Int) -> list[Kinds]:
+        """Of a section's options for each root."""
+        found = dict[int, Kinds]()
+        for front, rows in self._by_front(op, root):
+            found |= {row: front.kinds(*self._range[op][:, root[row]].tolist()) for row in rows.tolist()}
+        return [found[row] for row in range(len(root))]

@@ -49,7 +49,7 @@ def rough_side(fronts: tuple[SectionFronts, ...], group: int) -> Side:
     """What is known of a pool before its options are: no section's layout is faster than its bound."""
     of = [{devices for at, devices, _ in front.table.span if at == group} for front in fronts]
     sizes = np.array(sorted(set.intersection(*of)), dtype=np.int64)
-    least = [[front.least_of[front.key(group, n, 0)] for n in sizes.tolist()] for front in fronts]
+    least = [[front.least_of[front.key(group, n, 0)][0] for n in sizes.tolist()] for front in fronts]
     parts, none = np.zeros((len(sizes), len(fronts), 5)), np.zeros((len(sizes), len(fronts)), dtype=np.int64)
     parts[:, :, :2] = np.array(least).T.reshape(len(sizes), len(fronts), 1)
     return _side(sizes, none, none, parts, below=0.0, largest=0)

@@ -12,13 +12,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from analytic.distinct import distinct, grouped
 from analytic.estimate import STREAMED
 from analytic.setup import Setup
 from ir.batch import FLAGS
 from ir.graph import Op
-from search.families import Ends, Family, Roots, Within
+from search.families import Family, Roots, Within
 from search.fronts import SectionFronts
 from search.layouts import MOST_DEVICES, room_of
+from search.meetings import Ends, Meeting
+from search.options import ranges
 from search.records import Reached, Record, most
 from search.sides import Side, rough_side, side_of
 from search.work import Work
@@ -45,8 +48,10 @@ class Tables:
     """What the search may still do."""
     within: Within
     """What the plans that are looked for may use, of what the job allows; may change, for all else is bounds."""
-    ends: dict[tuple[object, ...], Ends] = field(default_factory=dict)
+    meetings: dict[tuple[int, ...], Meeting] = field(default_factory=dict)
     """By the pools of both sections and the structure."""
+    ends: dict[tuple[tuple[int, ...], bool], Ends] = field(default_factory=dict)
+    """What is worth trying of a meeting, by whether other sections depend on the degrees of the update."""
     _fronts: dict[tuple[Op, bool, bool], SectionFronts] = field(default_factory=dict)
     _least: dict[tuple[Op, bool, bool], tuple[int, Float]] = field(default_factory=dict)
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
@@ -54,6 +59,8 @@ class Tables:
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
     _floors: dict[tuple[int, int], float] = field(default_factory=dict)
     _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
+    _asked: int = 0
+    """How often options had been made when the floors and curves were found."""
 
     def front(self, op: Op, *, apart: bool, adapter: bool) -> SectionFronts:
         """A section's, priced apart (see `SectionFronts.apart`) or with weights that are another section's."""
@@ -81,10 +88,7 @@ class Tables:
         structures, setting = self.legal.structures, self.legal.setting
         names = [f"{what}.{role}" for what in ("place", "group") for role in setting.roles] + list(FLAGS)
         stale = structures["staleness"] > 0
-        stacked = np.stack([*(structures[name] for name in names), stale], axis=1)
-        _, first, inverse = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
-        order = np.argsort(inverse.reshape(-1), kind="stable")
-        edges = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(first) + 1))
+        first, inverse = distinct((*(structures[name] for name in names), stale), len(stale))
         cases, case_of = self.legal.cases
         return tuple(
             Family(
@@ -94,34 +98,38 @@ class Tables:
                     [*(structures[n][members] for n in ("staleness", "in_flight", "sync")), members], axis=1
                 ).astype(np.int64),
             )
-            for row, members in zip(first.tolist(), np.split(order, edges[1:-1]), strict=True)
+            for row, (_, members) in zip(first.tolist(), grouped(inverse), strict=True)
         )
 
     # Bounds
 
+    @cached_property
+    def sizes(self) -> Int:
+        """Numbers of devices that some pool may have, ascending, int64[sizes]."""
+        legal = self.legal
+        return np.unique(np.concatenate([np.array(legal.space[f"devices.{role}"]) for role in legal.setting.roles]))
+
     def least(self, op: Op, *, apart: bool, adapter: bool) -> Float:
-        """Seconds below which no layout is by group, staleness and number of devices, float64[groups, staleness + 1,
-        N + 1]; infinite where there is none."""
+        """Seconds and latency below which no layout is by group, staleness and number of devices, float64[groups,
+        staleness + 1, sizes, 2]; infinite where there is none."""
         front = self.front(op, apart=apart, adapter=adapter)
         key = (op, front.apart, front.adapter)
         if key not in self._least or self._least[key][0] != front.asked:
-            setting = self.legal.setting
-            most, groups = max(group.count for group in setting.groups), len(setting.groups)
-            stale = max(self.legal.space["staleness"]) + 1
-            table = np.full((groups, stale, most + 1), np.inf)
+            groups, stale = len(self.legal.setting.groups), max(self.legal.space["staleness"]) + 1
+            table = np.full((groups, stale, len(self.sizes), 2), np.inf)
+            at = {devices: place for place, devices in enumerate(self.sizes.tolist())}
             for (group, devices, staleness), found in front.least_of.items():
-                table[group, staleness if front.table.by_staleness else slice(None), devices] = found
+                table[group, staleness if front.table.by_staleness else slice(None), at[devices]] = found
             self._least[key] = (front.asked, table)
         return self._least[key][1]
 
-    def _seconds(self, family: Family, op: Op, staleness: int) -> Float:
-        """The same for a section of a family, by number of devices."""
-        group = family.case.pools[family.pool_of[op]][1]
-        apart = family.is_streamed(op)
-        found = self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness]
-        if op is Op.GENERATE:
-            found = np.minimum(found, self.least(op, apart=True, adapter=family.is_adapter)[group, staleness])
-        return np.asarray(found)
+    def _least_of(self, family: Family, op: Op) -> Float:
+        """The same for a section of a family, by age and number of devices, float64[ages, sizes, 2]."""
+        group, found = family.case.pools[family.pool_of[op]][1], list[Float]()
+        for staleness, in_flight in family.ages:
+            apart = not in_flight if op is Op.GENERATE else family.is_streamed(op)
+            found.append(self.least(op, apart=apart, adapter=family.is_adapter)[group, staleness])
+        return np.stack(found)
 
     def _side(self, family: Family, pool: int, most: float, largest: int) -> Side:
         """A pool that neither generates nor trains the actor, where it is busy for less than `most`; a rough view of it
@@ -147,6 +155,10 @@ class Tables:
 
     def floor(self, family: Family) -> float:
         """Seconds for which some pool of any of a family's plans is busy at least."""
+        asked = sum(front.asked for front in self.fronts)
+        if asked != self._asked:
+            # Something was learnt of a section.
+            self._floors, self._curves, self._asked = {}, {}, asked
         key = (id(family), self.within.devices)
         if key not in self._floors:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
@@ -156,25 +168,24 @@ class Tables:
             used = np.zeros((len(groups), len(seconds)), dtype=np.int64)
             for (_, group), curve in zip(family.case.pools, curves, strict=True):
                 # The fewest devices with which each pool is done in so many seconds.
-                used[group] += np.searchsorted(-curve, -seconds)
+                used[group] += np.append(self.sizes, MOST_DEVICES)[np.searchsorted(-curve, -seconds)]
             fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
             fits &= used.sum(axis=0) <= self.within.devices
             self._floors[key] = float(seconds[fits].min(initial=np.inf))
         return self._floors[key]
 
     def _curve(self, family: Family, pool: int) -> Float:
-        """Seconds for which a pool is busy at least by the most devices it may have, float64[N + 1]."""
-        ages, group = np.unique(family.variants[:, 0]).tolist(), family.case.pools[pool][1]
+        """Seconds for which a pool is busy at least by the most devices it may have, float64[sizes]."""
+        group = family.case.pools[pool][1]
         sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
-        key = (group, family.is_adapter, *ages, *sections)
+        key = (group, family.is_adapter, *family.ages, *sections)
         if key not in self._curves:
-            least = np.minimum.reduce([self._busy(family, pool, age) for age in ages])
-            self._curves[key] = np.minimum.accumulate(least)
+            self._curves[key] = np.minimum.accumulate(self._busy(family, pool).min(axis=0))
         return self._curves[key]
 
-    def _busy(self, family: Family, pool: int, age: int) -> Float:
-        """Seconds for which a pool is busy at least, by its devices and given the staleness, float64[N + 1]."""
-        parts = [family.times(op) * self._seconds(family, op, age) for op in family.members[pool]]
+    def _busy(self, family: Family, pool: int) -> Float:
+        """Seconds for which a pool is busy at least, by age and its devices, float64[ages, sizes]."""
+        parts = [family.times(op) * self._least_of(family, op)[..., 0] for op in family.members[pool]]
         return np.asarray(sum(parts))
 
     def roots(self, family: Family, record: Record) -> Roots:
@@ -191,52 +202,44 @@ class Tables:
 
     def _sizes(self, family: Family, sides: dict[int, Side], record: Record, below: float) -> tuple[Int, Int, Float]:
         """See `Roots`: variant, sizes and busy."""
-        found = list[tuple[Int, Int, Float]]()
-        for age in np.unique(family.variants[:, 0]).tolist():
-            sizes, longest = self._ends(family, sides, age, below)
-            ages = np.full(len(sizes), age)
-            news = longest < record.limit(Reached(family=family, sizes=sizes, staleness=ages))
-            sizes, longest = sizes[news], longest[news]
-            variants = np.flatnonzero(family.variants[:, 0] == age)
-            again = (len(variants), 1)
-            found.append((np.repeat(variants, len(sizes)), np.tile(sizes, again), np.tile(longest, again[0])))
-        variant, sizes, busy = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        return variant, sizes, busy
+        age, sizes, busy = self._ends(family, sides, below)
+        staleness = np.array(family.ages)[age, 0]
+        news = np.flatnonzero(busy < record.limit(Reached(family=family, sizes=sizes, staleness=staleness)))
+        row, variant = np.nonzero(age[news, None] == family.age_of)
+        return variant, sizes[news][row], busy[news][row]
 
-    def _ends(self, family: Family, sides: dict[int, Side], age: int, most: float) -> tuple[Int, Float]:
-        """Sizes of the pools that generate and train the actor, with which no pool is busy for `most` seconds, and the
-        seconds of the busiest."""
-        sizes, longest = np.zeros((1, len(family.case.pools)), dtype=np.int64), np.zeros(1)
-        for pool in range(len(family.case.pools)):
-            if pool in sides:
-                continue
-            busy = self._busy(family, pool, age)
-            options = np.flatnonzero(busy < most)
-            before = np.repeat(np.arange(len(sizes)), len(options))
-            options = np.tile(options, len(sizes))
-            sizes, longest = sizes[before], np.maximum(longest[before], busy[options])
-            sizes[:, pool] = options
+    def _ends(self, family: Family, sides: dict[int, Side], most: float) -> tuple[Int, Int, Float]:
+        """Ages, and sizes of the pools that generate and train the actor, with which no pool is busy for `most`
+        seconds, and the seconds of the busiest."""
+        age = np.arange(len(family.ages))
+        sizes, longest = np.zeros((len(age), len(family.case.pools)), dtype=np.int64), np.zeros(len(age))
+        for pool in (pool for pool in range(len(family.case.pools)) if pool not in sides):
+            busy = self._busy(family, pool)
+            of, place = np.nonzero(busy < most)
+            count, first = np.bincount(of, minlength=len(busy)), np.searchsorted(of, np.arange(len(busy)))
+            place = place[ranges(first[age], count[age])]
+            before = np.repeat(np.arange(len(age)), count[age])
+            age, sizes, longest = age[before], sizes[before], longest[before]
+            longest, sizes[:, pool] = np.maximum(longest, busy[age, place]), self.sizes[place]
         room = self.room(family, sides, sizes)
         fits = room.min(axis=1) >= 0
-        sizes, longest, room = sizes[fits], longest[fits], room[fits]
+        age, sizes, longest, room = age[fits], sizes[fits], longest[fits], room[fits]
         for pool, side in sides.items():
             longest = np.maximum(longest, side.busy[side.place(room[:, pool])])
         legal = np.ones(len(sizes), dtype=bool) if sides else self.legal.fit(family.case, sizes)
-        return sizes[legal], longest[legal]
+        return age[legal], sizes[legal], longest[legal]
 
     def _least_parts(self, family: Family, sides: dict[int, Side], variant: Int, sizes: Int) -> Float:
         """See `Roots.least`."""
         least = np.zeros((len(variant), len(family.case.sections), 5))
-        room, ages = self.room(family, sides, sizes), family.variants[variant, 0]
+        room, age = self.room(family, sides, sizes), family.age_of[variant]
         for i, op in enumerate(family.case.sections):
             pool = family.pool_of[op]
             if pool in sides:
                 side = sides[pool]
                 least[:, i, :2] = side.upto[side.place(room[:, pool]), family.members[pool].index(op)][:, None]
                 continue
-            for age in np.unique(ages).tolist():
-                rows = np.flatnonzero(ages == age)
-                least[rows, i, :2] = self._seconds(family, op, age)[sizes[rows, pool]][:, None]
+            least[:, i, :2] = self._least_of(family, op)[age, np.searchsorted(self.sizes, sizes[:, pool])]
         return least
 
     def room(self, family: Family, sides: dict[int, Side], sizes: Int) -> Int:

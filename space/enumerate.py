@@ -73,12 +73,14 @@ class LegalSpace:
         """The different cases, and each structure's."""
         names = [f"{what}.{role}" for what in ("place", "group") for role in self.setting.roles]
         flags = sorted({flag for op in self.setting.sections for flag in REMOVED_BY.get(op, ())})
-        stacked = np.stack([self.structures[name] for name in (*names, "staleness", *flags)], axis=1)
-        _, first, inverse = np.unique(stacked, axis=0, return_index=True, return_inverse=True)
-        return tuple(self._case(int(row)) for row in first), inverse.reshape(-1)
+        code = np.zeros(self.num_structures, dtype=np.int64)
+        for column in (self.structures[name] for name in (*names, "staleness", *flags)):
+            code = code * (int(column.max()) + 1) + column
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        roles, sections = self.setting.roles, self.setting.sections
+        return tuple(self._case(row, roles, sections) for row in first.tolist()), inverse.reshape(-1)
 
-    def _case(self, row: int) -> Case:
-        roles = self.setting.roles
+    def _case(self, row: int, roles: tuple[str, ...], sections: tuple[Op, ...]) -> Case:
         leader = {role: ROLES[int(self.structures[f"place.{role}"][row])] for role in roles}
         pools = [
             (tuple(r for r in roles if leader[r] == lead), int(self.structures[f"group.{lead}"][row]))
@@ -88,7 +90,7 @@ class LegalSpace:
         return Case(
             pools=tuple(pools),
             staleness=int(self.structures["staleness"][row]),
-            sections=tuple(op for op in self.setting.sections if op not in absent),
+            sections=tuple(op for op in sections if op not in absent),
         )
 
     @cached_property

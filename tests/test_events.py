@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
+from itertools import combinations_with_replacement
 
 import build
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from analytic.circuits import cycles_of
+from analytic.circuits import Cycle, cycles_of
 from analytic.compose import cycles
 from analytic.events import shape_of
 from ir.graph import Op, Rpeg, Stage
@@ -192,3 +194,19 @@ def test_mini_batches_are_handed_over_as_they_are_finished(times: tuple[float, f
 def test_few_cycles_are_left_of_many() -> None:
     counts = [len(cycles_of(shape_of(rpeg, pieces=False))) for rpeg in structures("ppo")]
     assert max(counts) <= 16
+
+
+def test_no_cycle_that_is_left_is_within_another_or_two() -> None:
+    for rpeg in structures("ppo"):
+        left = cycles_of(shape_of(rpeg, pieces=False))
+        for one in left:
+            others = [other for other in left if other is not one]
+            groups = [some for n in (1, 2) for some in combinations_with_replacement(others, n)]
+            assert not any(are_longer(some, one) for some in groups)
+
+
+def are_longer(some: tuple[Cycle, ...], one: Cycle) -> bool:
+    """Whether cycles one after the other hold all times of one, in as many steps at most."""
+    steps = sum(cycle.steps for cycle in some) <= one.steps
+    stale = sum(cycle.per_staleness for cycle in some) <= one.per_staleness
+    return steps and stale and Counter(term for cycle in some for term in cycle.times) >= Counter(one.times)
