@@ -30,7 +30,6 @@ Age = tuple[int, int]
 class Within:
     """What plans may use."""
 
-
     devices: int
     staleness: int
     memory: float = 1.0
@@ -86,6 +85,17 @@ class Family:
     def is_streamed(self, op: Op) -> bool:
         """Whether a pass waits for generation, so that its batch comes in small pieces."""
         return bool(self.flags["fusions.stream"]) and op in STREAMED and not self.variants[0, 0]
+
+
+    @cached_property
+    def loads(self) -> tuple[tuple[object, ...], ...]:
+        """All that the seconds of each pool depend on, beside its size: families of equal loads are as fast at best."""
+        return tuple(self._load(pool) for pool in range(len(self.case.pools)))
+
+    def _load(self, pool: int) -> tuple[object, ...]:
+        sections = tuple((op, self.times(op), self.is_streamed(op)) for op in self.members[pool])
+        adapter = self.is_adapter and Op.REFERENCE_LOGPROB in self.members[pool]
+        return self.case.pools[pool][1], adapter, self.ages, sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Layouts of a section that can be part of a best plan: those that few others beat in time and memory.
+"""Layouts of a section that can be part of a best plan: those that no other beats in time and memory.
 
 All layouts of a section get a bound on their seconds; those that a known step rules out
 are never priced. The others are, pool by pool as pools are asked for. They are compared
@@ -20,7 +20,7 @@ from analytic.setup import Setup
 from ir.graph import Op
 from search.layouts import WITHIN_CLASS, Layouts
 from search.options import Kinds, Options, distinct, nothing, ranges
-from search.skyline import beaten_by_few, staircase
+from search.skyline import skyline, staircase
 from search.work import Work
 from space.enumerate import LegalSpace
 from space.tables import Key, SectionTable
@@ -50,8 +50,6 @@ class SectionFronts:
     they take new weights, as if nothing were stale."""
     adapter: bool
     """Whether its weights are another section's."""
-    count: int
-    """Layouts that so many others beat in everything are left out."""
     work: Work = field(default_factory=lambda: Work(np.inf))
     asked: int = 0
     """How often options were made, so that `least_of` changed."""
@@ -120,8 +118,6 @@ class SectionFronts:
     def _options(self, rows: Int, pool: Int, limit: Float) -> tuple[Options, Int]:
         """Options among rows of the table, and the pool of each, in the order of the pools."""
         levels, moved = self.layouts.levels
-        if self.count > 1:
-            levels, moved = np.arange(self.table.num_free), moved[:0]
         lines = np.repeat(np.arange(len(rows)), len(levels))
         options, pool = self._good(rows[lines], np.tile(levels, len(rows)), pool[lines], limit)
         if len(moved):
@@ -132,7 +128,7 @@ class SectionFronts:
             more, of = self._good(options.row[lines], options.free[lines] + step, pool[lines], limit)
             options = Options.concatenate([options.take(unbeaten), more])
             pool = np.concatenate([pool[unbeaten], of])
-        kept = beaten_by_few(options.points, pool, options.kind, count=self.count)
+        kept = skyline(options.points, pool, options.kind)
         options, pool = options.take(kept), pool[kept]
         order = np.lexsort((options.seconds, pool))
         return options.take(order), pool[order]

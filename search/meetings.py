@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.options import Kinds, Options
-from search.skyline import beaten_by_few
+from search.skyline import skyline
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -33,12 +33,12 @@ class Meeting:
         """Least of all; infinite where there are no options."""
         return float(self.seconds.min(initial=np.inf))
 
-    def ends(self, *, by_degrees: bool, count: int) -> Ends:
-        """Options that fewer than `count` others beat with every partner; of the update among those of equal degrees if
-        other sections depend on them."""
+    def ends(self, *, by_degrees: bool) -> Ends:
+        """Options that no other beats with every partner; of the update among those of equal degrees if other sections
+        depend on them."""
         a, b = self.actor.of, self.rollout.of
-        ours = _worth(self.actor.options, self.seconds[a], self.actor.options.degrees if by_degrees else a * 0, count)
-        theirs = _worth(self.rollout.options, self.seconds.T[b], b * 0, count)
+        ours = _worth(self.actor.options, self.seconds[a], self.actor.options.degrees if by_degrees else a * 0)
+        theirs = _worth(self.rollout.options, self.seconds.T[b], b * 0)
         return Ends(
             actor=self.actor.begin + ours,
             rollout=self.rollout.begin + theirs,
@@ -58,12 +58,12 @@ class Ends:
     """Least seconds of synchronisation for each option of the update."""
 
 
-def _worth(options: Options, sync: Float, kind: Int, count: int) -> NDArray[np.intp]:
-    """Rows of options that few others beat, the seconds of synchronisation with every partner float64[n, partners]
+def _worth(options: Options, sync: Float, kind: Int) -> NDArray[np.intp]:
+    """Rows of options that no other beats, the seconds of synchronisation with every partner float64[n, partners]
     included; fastest first."""
     columns = {column.tobytes(): column for column in np.ascontiguousarray(sync.T)}
     different = np.stack(list(columns.values()), axis=1)
     if different.shape[1] > MOST_PARTNERS:
         # Those of a kind were compared when they were made.
         return np.arange(len(different))
-    return np.sort(beaten_by_few(np.column_stack([options.points, different]), kind, count=count))
+    return np.sort(skyline(np.column_stack([options.points, different]), kind))

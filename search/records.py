@@ -45,10 +45,9 @@ class Reached:
     @staticmethod
     def nothing(family: Family) -> Reached:
         """A family's plans of which only the staleness is chosen, one of each."""
-        ages = np.unique(family.variants[:, 0])
-        return Reached(
-            family=family, sizes=np.zeros((len(ages), len(family.case.pools)), dtype=np.int64), staleness=ages
-        )
+        ages = np.array(list(dict.fromkeys(staleness for staleness, _ in family.ages)), dtype=np.int64)
+        sizes = np.zeros((len(ages), len(family.case.pools)), dtype=np.int64)
+        return Reached(family=family, sizes=sizes, staleness=ages)
 
 
 class Record(Protocol):

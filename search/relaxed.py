@@ -15,7 +15,7 @@ from search.fronts import OPEN
 from search.options import distinct
 from search.records import most
 from search.rooted import Block, Rooted
-from search.skyline import beaten_by_few
+from search.skyline import skyline
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -142,4 +142,4 @@ class Relaxed(Rooted):
         else:
             before = [i for i, other in enumerate(self.sections) if self._rank[other] < now]
             groups = [distinct(block.root, block.sizes[:, pool], *block.picks[:, before].T)[1]]
-        return block.take(np.sort(beaten_by_few(seconds, *groups, count=self.tables.count)))
+        return block.take(np.sort(skyline(seconds, *groups)))

@@ -211,7 +211,7 @@ class Rooted:
     def _ends(self, key: tuple[int, ...]) -> Ends:
         trained, known = Op.OLD_LOGPROB in self.sections, self.tables.ends
         if (key, trained) not in known:
-            known[key, trained] = self.tables.meetings[key].ends(by_degrees=trained, count=self.tables.count)
+            known[key, trained] = self.tables.meetings[key].ends(by_degrees=trained)
         return known[key, trained]
 
     def _met(self, block: Block) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:

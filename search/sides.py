@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from analytic.memory import TRAINED_BY
 from search.fronts import SectionFronts
-from search.skyline import beaten_by_few
+from search.skyline import skyline
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
@@ -56,7 +56,7 @@ def rough_side(fronts: tuple[SectionFronts, ...], group: int) -> Side:
 
 
 def side_of(
-    rough: Side, fronts: tuple[SectionFronts, ...], group: int, room: float, *, most: float, largest: int, count: int
+    rough: Side, fronts: tuple[SectionFronts, ...], group: int, room: float, *, most: float, largest: int, thrifty: bool
 ) -> Side:
     """Make the options of a pool's sections ready.
 
@@ -67,7 +67,7 @@ def side_of(
         room: Bytes of a device.
         most: Seconds that it may not be busy for.
         largest: Devices that it may have.
-        count: Sizes are left out if so many smaller ones are as good; 0 for never.
+        thrifty: Whether sizes are left out if a smaller one is as fast.
     """
     kept = np.flatnonzero((rough.sizes <= largest) & (rough.least[:, :, 0].sum(axis=1) < most))
     sizes, least = rough.sizes[kept], rough.least[kept, :, 0]
@@ -79,10 +79,10 @@ def side_of(
         spans[:, :, i] = np.array([front.span[key] for key in keys], dtype=np.int64).reshape(-1, 2).T
     parts, good = _parts(fronts, spans, room)
     good &= parts[:, :, 0].sum(axis=1) < most
-    if count and len(fronts) == 1 and fronts[0].op not in TRAINED_BY:
+    if thrifty and len(fronts) == 1 and fronts[0].op not in TRAINED_BY:
         # Its seconds are all that others see of it.
         points = np.stack([sizes, parts[:, 0, 0]], axis=1)[good]
-        good[np.delete(np.flatnonzero(good), beaten_by_few(points, count=count))] = False
+        good[np.delete(np.flatnonzero(good), skyline(points))] = False
     return _side(sizes[good], spans[0][good], spans[1][good], parts[good], below=most, largest=largest)
 
 

@@ -41,7 +41,6 @@ class Tables:
 
     legal: LegalSpace
     setup: Setup
-    count: int = 1
     by_memory: bool = False
     """Whether plans are looked for that leave memory free."""
     work: Work = field(default_factory=lambda: Work(np.inf))
@@ -57,7 +56,7 @@ class Tables:
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
-    _floors: dict[tuple[int, int], float] = field(default_factory=dict)
+    _floors: dict[tuple[object, int], float] = field(default_factory=dict)
     _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
     _asked: int = 0
     """How often options had been made when the floors and curves were found."""
@@ -72,7 +71,6 @@ class Tables:
                 op=op,
                 apart=key[1],
                 adapter=key[2],
-                count=self.count,
                 work=self.work,
             )
         return self._fronts[key]
@@ -144,12 +142,11 @@ class Tables:
         rough = self._sides[key]
         known = self._ready.get(key, rough) if largest else rough
         if (known.below < most and largest) or known.largest < largest:
-            room, count = (
-                float(room_of(self.setup)[group]),
-                0 if self.by_memory or limits.devices is not None else self.count,
-            )
+            room = float(room_of(self.setup)[group])
+            # A larger pool has more memory, and may be what an exact number of devices asks for.
+            thrifty = not self.by_memory and limits.devices is None
             most, largest = max(most, known.below), max(largest, known.largest)
-            known = side_of(rough, fronts, group, room, most=most, largest=largest, count=count)
+            known = side_of(rough, fronts, group, room, most=most, largest=largest, thrifty=thrifty)
             self._ready[key] = known
         return known
 
@@ -159,26 +156,32 @@ class Tables:
         if asked != self._asked:
             # Something was learnt of a section.
             self._floors, self._curves, self._asked = {}, {}, asked
-        key = (id(family), self.within.devices)
+        key = (family.loads, self.within.devices)
         if key not in self._floors:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
-            seconds = np.unique(np.concatenate(curves))
-            seconds = seconds[np.isfinite(seconds)]
-            groups = self.legal.setting.groups
-            used = np.zeros((len(groups), len(seconds)), dtype=np.int64)
+            seconds = np.sort(np.concatenate(curves))
+            used = np.zeros((len(self._available), len(seconds)), dtype=np.int64)
             for (_, group), curve in zip(family.case.pools, curves, strict=True):
-                # The fewest devices with which each pool is done in so many seconds.
-                used[group] += np.append(self.sizes, MOST_DEVICES)[np.searchsorted(-curve, -seconds)]
-            fits = (used <= np.array([group.count for group in groups])[:, None]).all(axis=0)
-            fits &= used.sum(axis=0) <= self.within.devices
-            self._floors[key] = float(seconds[fits].min(initial=np.inf))
+                # The fewest devices with which each pool is done in so many seconds; too many if it never is.
+                used[group] += self._fewest[np.searchsorted(-curve, -seconds)]
+            fits = (used <= self._available).all(axis=0) & (used.sum(axis=0) <= self.within.devices)
+            first = int(np.argmax(fits))
+            self._floors[key] = float(seconds[first]) if fits[first] else np.inf
         return self._floors[key]
+
+    @cached_property
+    def _available(self) -> Int:
+        """Devices of each group, int64[groups, 1]."""
+        return np.array([[group.count] for group in self.legal.setting.groups])
+
+    @cached_property
+    def _fewest(self) -> Int:
+        """The sizes, and more than there are."""
+        return np.append(self.sizes, MOST_DEVICES)
 
     def _curve(self, family: Family, pool: int) -> Float:
         """Seconds for which a pool is busy at least by the most devices it may have, float64[sizes]."""
-        group = family.case.pools[pool][1]
-        sections = ((op, family.times(op), family.is_streamed(op)) for op in family.members[pool])
-        key = (group, family.is_adapter, *family.ages, *sections)
+        key = family.loads[pool]
         if key not in self._curves:
             self._curves[key] = np.minimum.accumulate(self._busy(family, pool).min(axis=0))
         return self._curves[key]
