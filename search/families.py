@@ -86,7 +86,6 @@ class Family:
         """Whether a pass waits for generation, so that its batch comes in small pieces."""
         return bool(self.flags["fusions.stream"]) and op in STREAMED and not self.variants[0, 0]
 
-
     @cached_property
     def loads(self) -> tuple[tuple[object, ...], ...]:
         """All that the seconds of each pool depend on, beside its size: families of equal loads are as fast at best."""
