@@ -107,10 +107,8 @@ def best_text(survey: Survey, count: int = DESIGNS) -> str:
     """The best plans by the model, how they differ and how many are proved, and what their steps are made of."""
     if survey.job.document.objective == "pareto":
         head = "the model's front of step time, devices, staleness and memory:"
-    elif survey.is_whole:
-        head = "the model's best, those first that differ in what shares devices or in staleness:"
     else:
-        proved = f"; {survey.num_proved} proved" if survey.num_proved else ""
+        proved = f"; {survey.num_proved} proved" if survey.num_proved and not survey.is_whole else ""
         head = f"the model's best of each design (what shares devices, and staleness{proved}), and others:"
     return f"{head}\n{_ranking_text(survey, count)}"
 

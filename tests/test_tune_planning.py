@@ -24,7 +24,9 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_predict_ranks_plans_of_every_example(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job, best = FOLDER / name / "job.toml", tmp_path / "best.toml"
-    code, out, err = call(capsys, "predict", job, "--cluster", EXAMPLES[name], "--top", 3, "--out", best)
+    # Further designs of the largest space take as long again.
+    top = 1 if name == "grpo-deepseek-v3" else 3
+    code, out, err = call(capsys, "predict", job, "--cluster", EXAMPLES[name], "--top", top, "--out", best)
     assert (code, err) == (0, "")
     assert "legal plans" in out and "bound by" in out and "on the fullest device" in out
     for text in ("+-", "no schedule of this work beats", "idle:", "staleness:"):
