@@ -10,7 +10,7 @@ import numpy as np
 from analytic.estimate import Estimate, estimate
 from ir.lower import lower
 from search.branch import Branch
-from search.families import Roots
+from search.families import Family, Roots
 from search.records import Record, most
 from search.tables import Tables
 from search.work import OutOfWorkError
@@ -24,7 +24,7 @@ WORK_GRAPH = 10_000
 RAISES = tuple(float(1.4**i) for i in (0, 1, 2, 4, 8))
 """What a guess that was too low is multiplied by, before there is none any more."""
 
-LOOKS, LOOK_ROOTS, LOOK_WORK = 8, 6, 20_000
+LOOKS, LOOK_ROOTS, LOOK_WORK = 4, 6, 20_000
 """Graphs that are looked into first, pool sizes and partial plans in each."""
 
 
@@ -64,15 +64,20 @@ def explored(tables: Tables, record: Record) -> bool:
 
 def _explore(tables: Tables, record: Record) -> None:
     example: Estimate | None = None
-    hopeful = sorted((f for f in tables.families if tables.floor(f) < most(record, f)), key=tables.floor)
+    hopeful = sorted((f for f in tables.families if _may_be_news(tables, f, record)), key=tables.floor)
     # First a look at a few plans of several graphs, for a limit that is near the best.
     for family in hopeful[:LOOKS]:
         roots = tables.roots(family, record)
         few = roots.take(np.argsort(roots.busy, kind="stable")[:LOOK_ROOTS])
         example = _branch(tables, few, record, example, looks=True)
     for family in hopeful:
-        if tables.floor(family) < most(record, family):
+        if _may_be_news(tables, family, record):
             example = _branch(tables, tables.roots(family, record), record, example, looks=False)
+
+
+def _may_be_news(tables: Tables, family: Family, record: Record) -> bool:
+    limit = most(record, family)
+    return tables.floor(family, limit) < limit
 
 
 def _branch(tables: Tables, roots: Roots, record: Record, example: Estimate | None, *, looks: bool) -> Estimate | None:

@@ -30,10 +30,10 @@ from space.enumerate import LegalSpace
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
 
-MOST_WORK = 200_000_000
+MOST_WORK = 400_000_000
 """Partial plans after which the search gives up the proof,"""
 
-MOST_AT_ONCE = 20_000_000
+MOST_AT_ONCE = 50_000_000
 """and after which it goes on with the next limits."""
 
 SLOWEST = 8.0

@@ -57,6 +57,8 @@ class Tables:
     """What is known of pools before their options are."""
     _ready: dict[tuple[object, ...], Side] = field(default_factory=dict)
     _floors: dict[tuple[object, int], float] = field(default_factory=dict)
+    _old: dict[tuple[object, int], float] = field(default_factory=dict)
+    """Floors that were found before more was learnt."""
     _curves: dict[tuple[object, ...], Float] = field(default_factory=dict)
     _asked: int = 0
     """How often options had been made when the floors and curves were found."""
@@ -150,13 +152,16 @@ class Tables:
             self._ready[key] = known
         return known
 
-    def floor(self, family: Family) -> float:
-        """Seconds for which some pool of any of a family's plans is busy at least."""
+    def floor(self, family: Family, enough: float = np.inf) -> float:
+        """Seconds for which some pool of any of a family's plans is busy at least; or less, if that is known to be
+        `enough`."""
         asked = sum(front.asked for front in self.fronts)
         if asked != self._asked:
-            # Something was learnt of a section.
-            self._floors, self._curves, self._asked = {}, {}, asked
+            # Something was learnt of a section, so that floors may be higher now.
+            self._old, self._floors, self._curves, self._asked = self._old | self._floors, {}, {}, asked
         key = (family.loads, self.within.devices)
+        if self._old.get(key, -np.inf) >= enough:
+            return self._old[key]
         if key not in self._floors:
             curves = [self._curve(family, pool) for pool in range(len(family.case.pools))]
             seconds = np.sort(np.concatenate(curves))
