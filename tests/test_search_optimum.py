@@ -128,9 +128,7 @@ CASES: dict[str, tuple[Job, Cluster, tuple[str, ...]]] = {
 
 def world(name: str) -> tuple[LegalSpace, Setup]:
     job, cluster, free = CASES[name]
-    setting = setting_of(job, cluster)
-    space = default_space(setting, build.pinned(setting, *free))
-    return legal_space(space, setting), setup(job, cluster)
+    return freed(job, cluster, *free)
 
 
 def all_steps(legal: LegalSpace, s: Setup) -> np.ndarray:
@@ -216,6 +214,40 @@ def test_no_plan_beats_the_front_by_what_matters(name: str) -> None:
         assert not any((other <= point).all() for other in np.delete(got, i, axis=0))
 
 
+def two_groups(first: int, second: int, gib: int) -> Cluster:
+    """Two groups of a few devices each, the second's with less memory."""
+    groups = []
+    for i, (devices, memory) in enumerate(((first, 180), (second, gib))):
+        group = shrunk("dgx-a100", devices, memory * GIB).groups[0]
+        device = msgspec.structs.replace(group.device, name=f"{group.device.name}-{i}")
+        groups.append(msgspec.structs.replace(group, name=f"group{i}", device=device))
+    between = Link(latency_s=1e-5, bandwidth=2e10)
+    return msgspec.structs.replace(load_cluster("dgx-a100:8"), groups=tuple(groups), between=between)
+
+
+def freed(job: Job, cluster: Cluster, *free: str) -> tuple[LegalSpace, Setup]:
+    """A space in which only some axes are free."""
+    setting = setting_of(job, cluster)
+    return legal_space(default_space(setting, build.pinned(setting, *free)), setting), setup(job, cluster)
+
+
+def free_steps(job: Job, cluster: Cluster, *free: str) -> tuple[LegalSpace, Setup, np.ndarray]:
+    """The same, and the steps of all its plans that fit."""
+    legal, s = freed(job, cluster, *free)
+    return legal, s, all_steps(legal, s)
+
+
+def assert_best(legal: LegalSpace, s: Setup, steps: np.ndarray) -> None:
+    """The best plans of a space are the first of `steps`."""
+    if len(steps) == 0:
+        with pytest.raises(InputError, match="fits in memory"):
+            optimum(legal, s)
+        return
+    found = optimum(legal, s)
+    assert found.proved
+    np.testing.assert_allclose(found.seconds, steps[:1, 0], rtol=1e-9)
+
+
 MEMORY = st.sampled_from([60, 70, 78, 90, 120, 200])
 
 
@@ -235,9 +267,8 @@ def test_the_cheapest_plan_is_that_of_all(gib: int, staleness: int, most: float 
     job = grpo(SMALL, max_staleness=staleness, **limits)
     cluster = priced_cluster(two_groups(*sizes, gib), 1.0, 2.0)
     free = ("place.", "group.", "devices.", "sync", "staleness", "generate.tp", "update_actor.off", "update_actor.zero")
-    setting = setting_of(job, cluster)
-    legal, s = legal_space(default_space(setting, build.pinned(setting, *free)), setting), setup(job, cluster)
-    batch = enumerate_legal(legal.space, setting).batch
+    legal, s = freed(job, cluster, *free)
+    batch = enumerate_legal(legal.space, legal.setting).batch
     found = estimate_blocks(job, batch, cluster)
     rate = sum(devices_of_group(batch, group) * price for group, price in enumerate((1.0, 2.0)))
     fit = (found.memory.fill <= 0.95) & (rate <= (most or np.inf))
@@ -287,49 +318,8 @@ def test_the_best_plan_is_that_of_all_under_any_limits(
     gib: int, staleness: int, most: int | None, margin: float
 ) -> None:
     job = grpo(LARGE, max_staleness=staleness, max_devices=most, memory_margin=margin)
-    cluster = shrunk("dgx-a100", 4, gib * GIB)
-    setting = setting_of(job, cluster)
     free = (*PLACES, "in_flight", "fusions.m", "fusions.s", "generate.tp", "update_actor.off", "update_actor.zero")
-    legal = legal_space(default_space(setting, build.pinned(setting, *free)), setting)
-    s = setup(job, cluster)
-    steps = all_steps(legal, s)
-    if len(steps) == 0:
-        with pytest.raises(InputError, match="fits in memory"):
-            optimum(legal, s)
-        return
-    found = optimum(legal, s)
-    assert found.proved
-    np.testing.assert_allclose(found.seconds, steps[:1, 0], rtol=1e-9)
-
-
-def two_groups(first: int, second: int, gib: int) -> Cluster:
-    """Two groups of a few devices each, the second's with less memory."""
-    groups = []
-    for i, (devices, memory) in enumerate(((first, 180), (second, gib))):
-        group = shrunk("dgx-a100", devices, memory * GIB).groups[0]
-        device = msgspec.structs.replace(group.device, name=f"{group.device.name}-{i}")
-        groups.append(msgspec.structs.replace(group, name=f"group{i}", device=device))
-    between = Link(latency_s=1e-5, bandwidth=2e10)
-    return msgspec.structs.replace(load_cluster("dgx-a100:8"), groups=tuple(groups), between=between)
-
-
-def free_steps(job: Job, cluster: Cluster, *free: str) -> tuple[LegalSpace, Setup, np.ndarray]:
-    """A space in which only some axes are free, and the steps of all its plans that fit."""
-    setting = setting_of(job, cluster)
-    legal = legal_space(default_space(setting, build.pinned(setting, *free)), setting)
-    s = setup(job, cluster)
-    return legal, s, all_steps(legal, s)
-
-
-def assert_best(legal: LegalSpace, s: Setup, steps: np.ndarray) -> None:
-    """The best plans of a space are the first of `steps`."""
-    if len(steps) == 0:
-        with pytest.raises(InputError, match="fits in memory"):
-            optimum(legal, s)
-        return
-    found = optimum(legal, s)
-    assert found.proved
-    np.testing.assert_allclose(found.seconds, steps[:1, 0], rtol=1e-9)
+    assert_best(*free_steps(job, shrunk("dgx-a100", 4, gib * GIB), *free))
 
 
 @settings(max_examples=6, deadline=None)
