@@ -18,8 +18,8 @@ Float = NDArray[np.float64]
 Placement = tuple[int, ...]
 """Which stages share devices: the pool and the group of devices of each role."""
 
-MATTERS = 1e-3
-"""Relative; a staler plan is news only if it saves more of the step."""
+ALIKE = 1e-8
+"""Relative; a staler plan is news only if it saves more of the step, which is more than rounding."""
 
 
 @dataclass(kw_only=True)
@@ -38,8 +38,10 @@ class Designs(Priced):
 
     def news(self, reached: Reached) -> Float:
         """See `Priced.news`."""
-        best = self.best.get(self._placement(reached.family), self._none)
-        limits = np.minimum(_needed(best), min(self.last, self.ceiling))
+        best, most = self.best.get(self._placement(reached.family), self._none), min(self.last, self.ceiling)
+        # A fresher plan that is as fast takes the place of one of the best.
+        staler = np.minimum.accumulate(np.append(best[1:], np.inf)[::-1])[::-1]
+        limits = np.minimum(_needed(best), np.maximum(most, np.where(staler <= most, staler * (1.0 + ALIKE), 0.0)))
         return np.where(limits <= self.settled, 0.0, limits)[reached.staleness]
 
     @property
@@ -83,7 +85,7 @@ class Designs(Priced):
 def _needed(best: Float) -> Float:
     """Below how many seconds plans of each staleness are news, given the best by staleness float64[..., k]."""
     none = np.full((*best.shape[:-1], 1), np.inf)
-    fresher = np.minimum.accumulate(np.concatenate([none, best[..., :-1]], axis=-1), axis=-1) * (1.0 - MATTERS)
+    fresher = np.minimum.accumulate(np.concatenate([none, best[..., :-1]], axis=-1), axis=-1) * (1.0 - ALIKE)
     return np.minimum(best, fresher)
 
 
